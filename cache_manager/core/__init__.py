@@ -1,0 +1,1 @@
+"""Pure decisions of the cache manager: no I/O, no clock, no randomness."""

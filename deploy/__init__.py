@@ -1,0 +1,1 @@
+"""The same cluster as containers and as child processes."""

@@ -1,0 +1,1 @@
+"""What all services share: names, values, errors, the wire. Imports no service."""

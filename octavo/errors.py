@@ -1,0 +1,61 @@
+"""What can go wrong between the parts, named for what happened.
+
+    OctavoError
+    ├── InvalidRequest          the caller must change it
+    ├── UnknownSequence         the caller may forget it
+    ├── UnknownWorker           no such worker in the fleet
+    ├── UnknownModel            nobody serves a model of this name
+    ├── Overloaded              the caller may wait, or preempt and retry
+    │   ├── PoolExhausted       too few blocks
+    │   └── QueueFull           too many requests wait
+    ├── StaleEpoch              the caller must register again
+    ├── Draining                the caller should go elsewhere
+    └── WorkerLost              the worker of a running request is gone
+
+Each takes one argument, the message, which names the field and both numbers: "wanted 3 blocks, 1 available".
+A call that raises one of these has changed nothing. `octavo.status` is the only table that maps them to gRPC.
+"""
+
+
+class OctavoError(Exception):
+    """Anything a caller can act on."""
+
+
+class InvalidRequest(OctavoError):
+    """The request cannot be served as it is."""
+
+
+class UnknownSequence(OctavoError):
+    """The sequence is not, or no longer, in the books."""
+
+
+class UnknownWorker(OctavoError):
+    """The worker is not in the fleet."""
+
+
+class UnknownModel(OctavoError):
+    """No worker serves a model of this name."""
+
+
+class Overloaded(OctavoError):
+    """There is no room now; there may be later."""
+
+
+class PoolExhausted(Overloaded):
+    """The pool has fewer free blocks than the call needs."""
+
+
+class QueueFull(Overloaded):
+    """As many requests wait as may wait."""
+
+
+class StaleEpoch(OctavoError):
+    """The message belongs to a registration that is over."""
+
+
+class Draining(OctavoError):
+    """The service finishes what it has and takes nothing new."""
+
+
+class WorkerLost(OctavoError):
+    """The worker that ran the request is gone."""

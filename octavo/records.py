@@ -1,0 +1,280 @@
+"""The nouns: frozen values that one process tells another. `octavo.wire` gives them their protobuf form."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from octavo.hashing import ChainRoot
+from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """What a worker's pool is made of."""
+
+    model: str
+    """The name clients ask for."""
+    model_digest: bytes
+    tokenizer_digest: bytes
+    dtype: str
+    kv_dtype: str
+    block_size: int
+    num_blocks: int
+    max_model_tokens: int
+    """Longest sequence that the model takes."""
+    vocab_size: int
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Longest sequence that both the model and the pool can hold."""
+        return min(self.max_model_tokens, self.num_blocks * self.block_size)
+
+    def chain_root(self, salt: bytes = b"") -> ChainRoot:
+        """The root of the hash chains of this pool's sequences."""
+        return ChainRoot(
+            model_digest=self.model_digest,
+            tokenizer_digest=self.tokenizer_digest,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+            block_size=self.block_size,
+            salt=salt,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """What a worker has in hand; the totals count from its start."""
+
+    running_sequences: int = 0
+    waiting_sequences: int = 0
+    queued_prefill_tokens: int = 0
+    """Prompt tokens accepted and not yet computed."""
+    held_blocks: int = 0
+    cached_blocks: int = 0
+    """Published blocks without an owner: evictable."""
+    prompt_tokens: int = 0
+    """Each prompt counted once."""
+    cached_tokens: int = 0
+    """Of the prompt tokens, those taken from published blocks."""
+    output_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One worker of the fleet, as its manager knows it."""
+
+    worker_id: WorkerId
+    epoch: Epoch
+    address: str
+    """host:port of its Serve."""
+    pool: PoolSpec
+    load: WorkerLoad
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetUpdate:
+    """What changed in the fleet; a snapshot names every worker there is."""
+
+    workers: tuple[WorkerInfo, ...] = ()
+    gone: tuple[WorkerId, ...] = ()
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A worker that asks to join."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    address: str
+    pool: PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The manager's answer to a registration."""
+
+    epoch: Epoch
+    lease_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Tokens whose keys and values the last step wrote, in order, at the end of a sequence."""
+
+    sequence: SequenceId
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Children that alias their parent's table; each must be able to write `reserve` positions."""
+
+    parent: SequenceId
+    children: tuple[SequenceId, ...]
+    reserve: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """A sequence to create on the longest prefix hit of its tokens."""
+
+    sequence: SequenceId
+    tokens: tuple[int, ...]
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Positions [length, length + count) of a sequence that must become writable."""
+
+    sequence: SequenceId
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A sequence that goes back to `length` tokens."""
+
+    sequence: SequenceId
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """What a worker did since its last exchange, and what it needs now. Applied in the order of the fields."""
+
+    epoch: Epoch
+    step: int
+    truncations: tuple[Truncation, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    forks: tuple[Fork, ...] = ()
+    finished: tuple[SequenceId, ...] = ()
+    attaches: tuple[Attach, ...] = ()
+    reserves: tuple[Reservation, ...] = ()
+    """Oldest sequence first. For a sequence attached in the same exchange the count ends at its last token."""
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """Entries [start, start + len(blocks)) of a sequence's table."""
+
+    sequence: SequenceId
+    start: int
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one block's keys and values, in all layers, before any write of the step."""
+
+    source: BlockId
+    target: BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What the manager gives for a step."""
+
+    epoch: Epoch
+    step: int
+    attached: tuple[tuple[SequenceId, int], ...] = ()
+    """(sequence, tokens reused)."""
+    tables: tuple[TableChange, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    unmet: tuple[SequenceId, ...] = ()
+    """Reserves and forks that found too few blocks. An unmet child does not exist."""
+    free_blocks: int = 0
+    """Left after this grant, evictable ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAudit:
+    """A worker's books, recomputed from its tables."""
+
+    epoch: Epoch
+    num_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    sequences: int
+    violation: str = ""
+    """Empty when the books balance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is drawn. Temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """0 keeps all."""
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A request as a worker sees it: token ids only."""
+
+    request: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    samples: int = 1
+    sampling: SamplingParams = SamplingParams()
+    stop_tokens: frozenset[int] = frozenset()
+    salt: bytes = b""
+
+
+class FinishReason(Enum):
+    """Why a sample ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """New tokens of one sample."""
+
+    request: int
+    sample: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt has been computed; `cached_tokens` of it were taken from published blocks."""
+
+    request: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFinished:
+    """The last word on one sample."""
+
+    request: int
+    sample: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that ends with an error."""
+
+    request: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Everything one step produced for one gateway."""
+
+    tokens: tuple[Tokens, ...] = ()
+    prefilled: tuple[Prefilled, ...] = ()
+    finished: tuple[SampleFinished, ...] = ()
+    refused: tuple[Refusal, ...] = ()

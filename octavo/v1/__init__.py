@@ -1,0 +1,1 @@
+"""Generated from proto/octavo/v1; see proto/generate.py."""

@@ -1,0 +1,1 @@
+"""Holds a KV pool and runs a model; asks for blocks, never chooses them."""

@@ -1,0 +1,1 @@
+"""Pure decisions of the worker: what runs when, and when it stops."""
