@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from octavo.errors import OctavoError
 from octavo.hashing import ChainRoot
 from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, WorkerId
 
@@ -267,7 +268,7 @@ class Refusal:
     """A request that ends with an error."""
 
     request: int
-    error: Exception
+    error: OctavoError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,130 @@
+"""Run one gRPC service: port, health, reflection, SIGTERM -> not ready -> drain -> stop. And open channels.
+
+The channel and server settings are the ones that were seen to work: a frozen peer is found by HTTP/2 pings within
+two seconds (gRPC's keepalive time-out does nothing in Python), and reconnecting backs off 100 to 500 ms.
+
+    python -m octavo.service probe HOST:PORT      exits 0 when the service there is ready
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import grpc
+import grpc_health.v1.health
+import grpc_health.v1.health_pb2_grpc
+import uvloop
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
+
+from octavo.settings import split_address
+from octavo.status import StatusInterceptor
+
+log = logging.getLogger("octavo.service")
+
+health: Any = grpc_health.v1.health  # its published types leave the asyncio half out
+health_pb2_grpc: Any = grpc_health.v1.health_pb2_grpc
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of one message on any stream. Fields have limits of their own, checked where they are read."""
+
+_LIVENESS = [
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+_SIZES = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+SERVER_OPTIONS = [*_LIVENESS, *_SIZES, ("grpc.so_reuseport", 0)]
+CHANNEL_OPTIONS = [
+    *_LIVENESS,
+    *_SIZES,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to one of our services; it connects when it is first used."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Service:
+    """One gRPC server of this process.
+
+    Add servicers to `server`, `start()`, then `await until_asked_to_stop()`, finish what is running, `stop()`.
+    """
+
+    def __init__(self, listen: str, names: Sequence[str]) -> None:
+        """Serve on `listen` (host:port). `names` are the full names of the services, for health and reflection."""
+        self._listen = listen
+        self._names = ("", *names)
+        self.server = grpc.aio.server(interceptors=[StatusInterceptor()], options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
+        self._asked_to_stop = asyncio.Event()
+        self.port = 0
+
+    async def start(self, *, ready: bool = True) -> int:
+        """Bind and serve; returns the port. Raises OSError when the address is taken or unknown."""
+        host, wanted = split_address(self._listen)
+        try:
+            self.port = self.server.add_insecure_port(f"{host}:{wanted}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {self._listen}") from error
+        await self.server.start()
+        await self.set_ready(ready)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop.set)
+        log.info("serving", extra={"host": host, "port": self.port})
+        return self.port
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tell health checks whether new requests are welcome."""
+        state = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._health.set(name, state.SERVING if ready else state.NOT_SERVING)
+
+    async def until_asked_to_stop(self) -> None:
+        """Return at the first SIGTERM or SIGINT, when readiness has already fallen."""
+        await self._asked_to_stop.wait()
+        await self.set_ready(False)
+        log.info("stopping")
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new call; give the running ones `grace_seconds`, then cancel them."""
+        await self.server.stop(grace_seconds)
+        log.info("stopped")
+
+
+def run(main: Coroutine[None, None, None]) -> None:
+    """Run a service's main coroutine to its end, on uvloop."""
+    uvloop.run(main)
+
+
+def probe(address: str, timeout_seconds: float = 2.0) -> bool:
+    """Whether the service at `address` says that it is ready."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+        except grpc.RpcError:
+            return False
+        return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] != "probe":
+        sys.exit("usage: python -m octavo.service probe HOST:PORT")
+    sys.exit(0 if probe(sys.argv[2]) else 1)

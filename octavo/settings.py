@@ -1,0 +1,90 @@
+"""Environment -> one frozen settings object per service, with every bad variable reported at once.
+
+A service reads its settings once, in its `__main__`, and passes them down as plain arguments. Field `kv_memory` is
+variable `OCTAVO_KV_MEMORY`; lists in the environment are comma-separated where a field says so.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "OCTAVO_"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port". Raises ValueError that shows what was given."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"wanted host:port with a port in [0, 65535], got {address!r}")
+    return host, int(port)
+
+
+def _checked(address: str) -> str:
+    split_address(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked)]
+"""host:port; port 0 takes a free one where a service listens."""
+
+
+class ServiceSettings(BaseSettings):
+    """What every service is told."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    listen: Address = Field(default="127.0.0.1:0", description="host:port to serve on; port 0 takes a free one")
+    advertise: Address | None = Field(
+        default=None, description="host:port that others reach this service at; unset: derived from `listen`"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    grace_seconds: float = Field(
+        default=10.0, ge=0, description="after SIGTERM, seconds that running requests may take to finish"
+    )
+
+    def advertised(self, port: int) -> str:
+        """The address to give to others, once the service listens on `port`."""
+        if self.advertise is not None:
+            return self.advertise
+        host, _ = split_address(self.listen)
+        everywhere = host in ("0.0.0.0", "[::]", "::")
+        return f"{socket.gethostbyname(socket.gethostname()) if everywhere else host}:{port}"
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def read(settings: type[S], description: str) -> S:
+    """The service's settings out of the environment.
+
+    With `--print-settings` on the command line, prints them with their meaning and exits 0. Exits 2 with one line per
+    bad variable: its name, what it holds, and why that will not do.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--print-settings", action="store_true", help="show the settings in force and exit")
+    wanted = parser.parse_args().print_settings
+    try:
+        values = settings()
+    except ValidationError as error:
+        for problem in error.errors():
+            variable = PREFIX + "_".join(str(part) for part in problem["loc"]).upper()
+            held = os.environ.get(variable, problem["input"])
+            print(f"{variable}={held}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+    if wanted:
+        print(json.dumps(_described(values), indent=2, default=str))  # noqa: T201
+        sys.exit(0)
+    return values
+
+
+def _described(values: ServiceSettings) -> dict[str, dict[str, object]]:
+    return {
+        PREFIX + name.upper(): {"value": getattr(values, name), "meaning": field.description}
+        for name, field in type(values).model_fields.items()
+    }

@@ -1,0 +1,204 @@
+"""Errors <-> gRPC status: one table, the server's side and the client's side of it.
+
+The class name travels as trailing metadata `octavo-reason`, so a client gets the very class that the server raised.
+Anything that is not an `OctavoError` is a bug: it is logged once with its traceback and leaves as INTERNAL.
+A message that does not parse never reaches a servicer: it becomes `InvalidRequest`, which names the field at fault
+where that can be told.
+"""
+
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from octavo import errors
+
+log = logging.getLogger("octavo.status")
+
+REASON_KEY = "octavo-reason"
+
+Context = Any
+"""grpc.aio.ServicerContext, which is generic for type checkers and not when it runs."""
+
+STATUS_OF: dict[type[errors.OctavoError], grpc.StatusCode] = {
+    errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnknownSequence: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownWorker: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Draining: grpc.StatusCode.UNAVAILABLE,
+    errors.WorkerLost: grpc.StatusCode.UNAVAILABLE,
+}
+_CLASS_OF = {cls.__name__: cls for cls in STATUS_OF}
+
+
+def error_named(reason: str, message: str) -> errors.OctavoError:
+    """The error of that class name; a name this version does not know becomes a plain `OctavoError`."""
+    return _CLASS_OF.get(reason, errors.OctavoError)(message)
+
+
+def error_from(error: grpc.RpcError) -> errors.OctavoError | None:
+    """The error that a server raised, or None where the RPC failed for another reason (a lost peer, a deadline)."""
+    if not isinstance(error, grpc.Call):
+        return None
+    metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    reasons = [str(value) for key, value in metadata if key == REASON_KEY]
+    return error_named(reasons[0], error.details() or "") if reasons else None
+
+
+@contextlib.contextmanager
+def translated() -> Generator[None]:
+    """Turn an RPC's failure back into the error that the server raised; other failures pass unchanged."""
+    try:
+        yield
+    except grpc.RpcError as failure:
+        if (error := error_from(failure)) is not None:
+            raise error from failure
+        raise
+
+
+# ---- the server's side ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands in for a message that did not parse."""
+
+    problem: str
+
+
+class StatusInterceptor(grpc.aio.ServerInterceptor):
+    """Ends a call with the status of whatever its servicer raised."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler of the call, whichever of the four kinds it is."""
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
+            return handler
+        method = handler_call_details.method
+        parse = _parse_or_describe(handler.request_deserializer)
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(
+                _answering(handler.unary_unary, method), parse, handler.response_serializer
+            )
+        if handler.unary_stream:
+            return grpc.unary_stream_rpc_method_handler(
+                _streaming(handler.unary_stream, method), parse, handler.response_serializer
+            )
+        if handler.stream_unary:
+            return grpc.stream_unary_rpc_method_handler(
+                _answering(handler.stream_unary, method), parse, handler.response_serializer
+            )
+        return grpc.stream_stream_rpc_method_handler(
+            _streaming(handler.stream_stream, method), parse, handler.response_serializer
+        )
+
+
+def _answering(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+    async def answer(request: Any, context: Context) -> Any:
+        try:
+            reply = behavior(_well_formed(request), context)
+            return await reply if inspect.isawaitable(reply) else reply
+        except Exception as error:
+            await _abort(context, error, method)
+
+    return answer
+
+
+def _streaming(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+    async def stream(request: Any, context: Context) -> AsyncGenerator[Any]:
+        try:
+            replies = behavior(_well_formed(request), context)
+            if inspect.isawaitable(replies):  # a handler that writes by itself, as gRPC's health service does
+                await replies
+                return
+            async with contextlib.aclosing(replies):
+                async for reply in replies:
+                    yield reply
+        except Exception as error:
+            await _abort(context, error, method)
+
+    return stream
+
+
+async def _abort(context: Context, error: Exception, method: str) -> None:
+    """End the call with the error's status. Always raises."""
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+        raise error
+    if isinstance(error, errors.OctavoError):
+        reason = ((REASON_KEY, type(error).__name__),)
+        await context.abort(STATUS_OF[type(error)], str(error), reason)
+    log.error("call_failed", exc_info=error, extra={"method": method})
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; see the server's log")
+
+
+def _well_formed(request: Any) -> Any:
+    """The request, or for a stream its messages, each checked before the servicer sees it."""
+    if isinstance(request, _Malformed):
+        raise errors.InvalidRequest(request.problem)
+    return _each_well_formed(request) if hasattr(request, "__aiter__") else request
+
+
+async def _each_well_formed(requests: AsyncIterator[Any]) -> AsyncGenerator[Any]:
+    async for request in requests:
+        yield _well_formed(request)
+
+
+def _parse_or_describe(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if parse is None:
+        return None
+    message = getattr(parse, "__self__", None)
+
+    def checked(raw: bytes) -> Any:
+        try:
+            return parse(raw)
+        except DecodeError:
+            return _Malformed(_problem(raw, message))
+
+    return checked
+
+
+def _problem(raw: bytes, message: Any) -> str:
+    """What is wrong with bytes that do not parse as `message` (its class, if known)."""
+    if message is None:
+        return f"message of {len(raw)} bytes does not parse"
+    descriptor: Descriptor = message.DESCRIPTOR
+    field = _broken_text(raw, descriptor, "")
+    return field or f"{descriptor.full_name}: message of {len(raw)} bytes does not parse"
+
+
+def _broken_text(raw: bytes, descriptor: Descriptor, path: str) -> str | None:
+    """The first string field that is not UTF-8, as "path: why", or None."""
+    carrier = Empty()  # every field is unknown to it, so it checks none
+    try:
+        carrier.ParseFromString(raw)
+    except DecodeError:
+        return None
+    for unknown in UnknownFieldSet(carrier):
+        field: FieldDescriptor | None = descriptor.fields_by_number.get(unknown.field_number)
+        if field is None or not isinstance(unknown.data, bytes):
+            continue
+        name = f"{path}{field.name}"
+        if field.type == FieldDescriptor.TYPE_STRING:
+            try:
+                unknown.data.decode()
+            except UnicodeDecodeError as error:
+                return f"{name}: not UTF-8 at byte {error.start} of {len(unknown.data)}"
+        elif field.message_type is not None and (problem := _broken_text(unknown.data, field.message_type, f"{name}.")):
+            return problem
+    return None

@@ -1,0 +1,450 @@
+"""Records <-> protobuf, both directions, once.
+
+Reading checks shape only: whole numbers of u32, runs that end where they say, fields that must be there. A message
+that fails raises `InvalidRequest` with the field's name and both numbers. What the values mean is judged by who owns
+the state. Names: `x_to_wire` makes a message, `x_from_wire` makes a record.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+
+from octavo.errors import InvalidRequest, OctavoError
+from octavo.hashing import HASH_BYTES
+from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, WorkerId
+from octavo.records import (
+    Attach,
+    BlockCopy,
+    Commit,
+    Exchange,
+    FinishReason,
+    FleetUpdate,
+    Fork,
+    Grant,
+    PoolAudit,
+    PoolSpec,
+    Prefilled,
+    Refusal,
+    Registered,
+    Registration,
+    Reservation,
+    SampleFinished,
+    SamplingParams,
+    StepReport,
+    Submission,
+    TableChange,
+    Tokens,
+    Truncation,
+    WorkerInfo,
+    WorkerLoad,
+)
+from octavo.status import error_named
+from octavo.v1 import cache_manager_pb2 as cache_manager_v1
+from octavo.v1 import types_pb2 as types_v1
+from octavo.v1 import worker_pb2 as worker_v1
+
+_BIG_ENDIAN = sys.byteorder == "big"
+_REASON_TO_WIRE = {
+    FinishReason.STOP: worker_v1.FINISH_REASON_STOP,
+    FinishReason.LENGTH: worker_v1.FINISH_REASON_LENGTH,
+}
+_REASON_FROM_WIRE = {value: reason for reason, value in _REASON_TO_WIRE.items()}
+
+
+# ---- flat u32 arrays -----------------------------------------------------------------------------------------
+
+
+def pack(values: Iterable[int]) -> bytes:
+    """The values as little-endian u32. Raises OverflowError outside [0, 2^32)."""
+    words = array("I", values)
+    if _BIG_ENDIAN:
+        words.byteswap()
+    return words.tobytes()
+
+
+def unpack(field: str, raw: bytes) -> "array[int]":
+    """The u32 values of a flat field."""
+    if len(raw) % 4:
+        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of 4")
+    words = array("I", raw)
+    if _BIG_ENDIAN:
+        words.byteswap()
+    return words
+
+
+def _pairs(field: str, raw: bytes) -> Iterator[tuple[int, int]]:
+    words = unpack(field, raw)
+    if len(words) % 2:
+        raise InvalidRequest(f"{field}: {len(words)} values, wanted pairs")
+    return zip(words[::2], words[1::2], strict=True)
+
+
+def _runs(field: str, raw: bytes, head: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(head values, run) of each run; a run is `head` values, a count, and that many values."""
+    words = unpack(field, raw)
+    at = 0
+    while at < len(words):
+        start = at + head + 1
+        count = words[start - 1] if start <= len(words) else 0
+        if start + count > len(words):
+            raise InvalidRequest(f"{field}: a run ends at value {start + count}, there are {len(words)}")
+        yield tuple(words[at : start - 1]), tuple(words[start : start + count])
+        at = start + count
+
+
+# ---- what a worker is ----------------------------------------------------------------------------------------
+
+
+def pool_to_wire(pool: PoolSpec) -> types_v1.PoolSpec:
+    return types_v1.PoolSpec(
+        model=pool.model,
+        model_digest=pool.model_digest,
+        tokenizer_digest=pool.tokenizer_digest,
+        dtype=pool.dtype,
+        kv_dtype=pool.kv_dtype,
+        block_size=pool.block_size,
+        num_blocks=pool.num_blocks,
+        max_model_tokens=pool.max_model_tokens,
+        vocab_size=pool.vocab_size,
+    )
+
+
+def pool_from_wire(message: types_v1.PoolSpec) -> PoolSpec:
+    """Raises InvalidRequest where a pool of that kind cannot exist."""
+    for field in ("model", "dtype", "kv_dtype"):
+        if not getattr(message, field):
+            raise InvalidRequest(f"pool.{field}: empty")
+    for field in ("model_digest", "tokenizer_digest"):
+        if len(getattr(message, field)) != HASH_BYTES:
+            raise InvalidRequest(f"pool.{field}: {len(getattr(message, field))} bytes, wanted {HASH_BYTES}")
+    for field in ("block_size", "num_blocks", "max_model_tokens", "vocab_size"):
+        if getattr(message, field) < 1:
+            raise InvalidRequest(f"pool.{field}: {getattr(message, field)}, wanted at least 1")
+    return PoolSpec(
+        model=message.model,
+        model_digest=message.model_digest,
+        tokenizer_digest=message.tokenizer_digest,
+        dtype=message.dtype,
+        kv_dtype=message.kv_dtype,
+        block_size=message.block_size,
+        num_blocks=message.num_blocks,
+        max_model_tokens=message.max_model_tokens,
+        vocab_size=message.vocab_size,
+    )
+
+
+def load_to_wire(load: WorkerLoad) -> types_v1.WorkerLoad:
+    return types_v1.WorkerLoad(
+        running_sequences=load.running_sequences,
+        waiting_sequences=load.waiting_sequences,
+        queued_prefill_tokens=load.queued_prefill_tokens,
+        held_blocks=load.held_blocks,
+        cached_blocks=load.cached_blocks,
+        prompt_tokens=load.prompt_tokens,
+        cached_tokens=load.cached_tokens,
+        output_tokens=load.output_tokens,
+        preemptions=load.preemptions,
+    )
+
+
+def load_from_wire(message: types_v1.WorkerLoad) -> WorkerLoad:
+    return WorkerLoad(
+        running_sequences=message.running_sequences,
+        waiting_sequences=message.waiting_sequences,
+        queued_prefill_tokens=message.queued_prefill_tokens,
+        held_blocks=message.held_blocks,
+        cached_blocks=message.cached_blocks,
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        output_tokens=message.output_tokens,
+        preemptions=message.preemptions,
+    )
+
+
+def worker_to_wire(worker: WorkerInfo) -> cache_manager_v1.WorkerInfo:
+    return cache_manager_v1.WorkerInfo(
+        worker_id=worker.worker_id,
+        epoch=worker.epoch,
+        address=worker.address,
+        pool=pool_to_wire(worker.pool),
+        load=load_to_wire(worker.load),
+        draining=worker.draining,
+    )
+
+
+def worker_from_wire(message: cache_manager_v1.WorkerInfo) -> WorkerInfo:
+    return WorkerInfo(
+        worker_id=WorkerId(message.worker_id),
+        epoch=Epoch(message.epoch),
+        address=message.address,
+        pool=pool_from_wire(message.pool),
+        load=load_from_wire(message.load),
+        draining=message.draining,
+    )
+
+
+def fleet_to_wire(update: FleetUpdate) -> cache_manager_v1.FleetUpdate:
+    return cache_manager_v1.FleetUpdate(
+        workers=[worker_to_wire(worker) for worker in update.workers], gone=update.gone, snapshot=update.snapshot
+    )
+
+
+def fleet_from_wire(message: cache_manager_v1.FleetUpdate) -> FleetUpdate:
+    return FleetUpdate(
+        workers=tuple(worker_from_wire(worker) for worker in message.workers),
+        gone=tuple(WorkerId(worker) for worker in message.gone),
+        snapshot=message.snapshot,
+    )
+
+
+def audit_to_wire(audit: PoolAudit) -> cache_manager_v1.AuditReply:
+    return cache_manager_v1.AuditReply(
+        epoch=audit.epoch,
+        num_blocks=audit.num_blocks,
+        free_blocks=audit.free_blocks,
+        cached_blocks=audit.cached_blocks,
+        held_blocks=audit.held_blocks,
+        sequences=audit.sequences,
+        violation=audit.violation,
+    )
+
+
+def audit_from_wire(message: cache_manager_v1.AuditReply) -> PoolAudit:
+    return PoolAudit(
+        epoch=Epoch(message.epoch),
+        num_blocks=message.num_blocks,
+        free_blocks=message.free_blocks,
+        cached_blocks=message.cached_blocks,
+        held_blocks=message.held_blocks,
+        sequences=message.sequences,
+        violation=message.violation,
+    )
+
+
+# ---- worker <-> cache manager --------------------------------------------------------------------------------
+
+
+def registration_to_wire(registration: Registration) -> cache_manager_v1.Register:
+    return cache_manager_v1.Register(
+        worker_id=registration.worker_id,
+        incarnation=registration.incarnation,
+        address=registration.address,
+        pool=pool_to_wire(registration.pool),
+    )
+
+
+def registration_from_wire(message: cache_manager_v1.Register) -> Registration:
+    for field in ("worker_id", "address"):
+        if not getattr(message, field):
+            raise InvalidRequest(f"register.{field}: empty")
+    return Registration(
+        worker_id=WorkerId(message.worker_id),
+        incarnation=Incarnation(message.incarnation),
+        address=message.address,
+        pool=pool_from_wire(message.pool),
+    )
+
+
+def registered_to_wire(registered: Registered) -> cache_manager_v1.Registered:
+    return cache_manager_v1.Registered(
+        epoch=registered.epoch, lease_milliseconds=round(registered.lease_seconds * 1000)
+    )
+
+
+def registered_from_wire(message: cache_manager_v1.Registered) -> Registered:
+    return Registered(Epoch(message.epoch), message.lease_milliseconds / 1000)
+
+
+def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
+    return cache_manager_v1.Exchange(
+        epoch=exchange.epoch,
+        step=exchange.step,
+        truncated=pack(value for cut in exchange.truncations for value in (cut.sequence, cut.length)),
+        committed=pack(
+            value for commit in exchange.commits for value in (commit.sequence, len(commit.tokens), *commit.tokens)
+        ),
+        forks=[
+            cache_manager_v1.Fork(parent=fork.parent, children=pack(fork.children), reserve=fork.reserve)
+            for fork in exchange.forks
+        ],
+        finished=pack(exchange.finished),
+        attaches=[
+            cache_manager_v1.Attach(sequence=attach.sequence, tokens=pack(attach.tokens), salt=attach.salt)
+            for attach in exchange.attaches
+        ],
+        reserves=pack(value for wish in exchange.reserves for value in (wish.sequence, wish.count)),
+        load=load_to_wire(exchange.load),
+        draining=exchange.draining,
+    )
+
+
+def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
+    return Exchange(
+        epoch=Epoch(message.epoch),
+        step=message.step,
+        truncations=tuple(
+            Truncation(SequenceId(sequence), length)
+            for sequence, length in _pairs("exchange.truncated", message.truncated)
+        ),
+        commits=tuple(
+            Commit(SequenceId(sequence), tokens)
+            for (sequence,), tokens in _runs("exchange.committed", message.committed, head=1)
+        ),
+        forks=tuple(
+            Fork(
+                SequenceId(fork.parent),
+                tuple(SequenceId(child) for child in unpack("exchange.forks.children", fork.children)),
+                fork.reserve,
+            )
+            for fork in message.forks
+        ),
+        finished=tuple(SequenceId(sequence) for sequence in unpack("exchange.finished", message.finished)),
+        attaches=tuple(_attach_from_wire(attach) for attach in message.attaches),
+        reserves=tuple(
+            Reservation(SequenceId(sequence), count)
+            for sequence, count in _pairs("exchange.reserves", message.reserves)
+        ),
+        load=load_from_wire(message.load),
+        draining=message.draining,
+    )
+
+
+def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:
+    return Attach(
+        SequenceId(message.sequence),
+        tuple(unpack("exchange.attaches.tokens", message.tokens)),
+        salt_from_wire("exchange.attaches.salt", message.salt),
+    )
+
+
+def salt_from_wire(field: str, salt: bytes) -> bytes:
+    """A salt is absent or a whole digest."""
+    if len(salt) not in (0, HASH_BYTES):
+        raise InvalidRequest(f"{field}: {len(salt)} bytes, wanted 0 or {HASH_BYTES}")
+    return salt
+
+
+def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
+    return cache_manager_v1.Grant(
+        epoch=grant.epoch,
+        step=grant.step,
+        attached=pack(value for pair in grant.attached for value in pair),
+        tables=pack(
+            value
+            for change in grant.tables
+            for value in (change.sequence, change.start, len(change.blocks), *change.blocks)
+        ),
+        copies=pack(value for copy in grant.copies for value in (copy.source, copy.target)),
+        unmet=pack(grant.unmet),
+        free_blocks=grant.free_blocks,
+    )
+
+
+def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:
+    return Grant(
+        epoch=Epoch(message.epoch),
+        step=message.step,
+        attached=tuple(
+            (SequenceId(sequence), reused) for sequence, reused in _pairs("grant.attached", message.attached)
+        ),
+        tables=tuple(
+            TableChange(SequenceId(sequence), start, tuple(BlockId(block) for block in blocks))
+            for (sequence, start), blocks in _runs("grant.tables", message.tables, head=2)
+        ),
+        copies=tuple(
+            BlockCopy(BlockId(source), BlockId(target)) for source, target in _pairs("grant.copies", message.copies)
+        ),
+        unmet=tuple(SequenceId(sequence) for sequence in unpack("grant.unmet", message.unmet)),
+        free_blocks=message.free_blocks,
+    )
+
+
+# ---- gateway <-> worker --------------------------------------------------------------------------------------
+
+
+def sampling_to_wire(sampling: SamplingParams) -> types_v1.SamplingParams:
+    return types_v1.SamplingParams(
+        temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, seed=sampling.seed
+    )
+
+
+def sampling_from_wire(message: types_v1.SamplingParams) -> SamplingParams:
+    """Raises InvalidRequest for parameters that no distribution has."""
+    if not 0 <= message.temperature < float("inf"):
+        raise InvalidRequest(f"sampling.temperature: {message.temperature:g}, wanted at least 0 and finite")
+    if message.top_k < 0:
+        raise InvalidRequest(f"sampling.top_k: {message.top_k}, wanted at least 0")
+    if not 0 < message.top_p <= 1:
+        raise InvalidRequest(f"sampling.top_p: {message.top_p:g}, wanted in (0, 1]")
+    return SamplingParams(temperature=message.temperature, top_k=message.top_k, top_p=message.top_p, seed=message.seed)
+
+
+def submission_to_wire(submission: Submission) -> worker_v1.Submit:
+    return worker_v1.Submit(
+        request=submission.request,
+        prompt=pack(submission.prompt),
+        max_tokens=submission.max_tokens,
+        samples=submission.samples,
+        sampling=sampling_to_wire(submission.sampling),
+        stop_tokens=pack(sorted(submission.stop_tokens)),
+        salt=submission.salt,
+    )
+
+
+def submission_from_wire(message: worker_v1.Submit) -> Submission:
+    return Submission(
+        request=message.request,
+        prompt=tuple(unpack("submit.prompt", message.prompt)),
+        max_tokens=message.max_tokens,
+        samples=message.samples,
+        sampling=sampling_from_wire(message.sampling),
+        stop_tokens=frozenset(unpack("submit.stop_tokens", message.stop_tokens)),
+        salt=salt_from_wire("submit.salt", message.salt),
+    )
+
+
+def finish_reason_to_wire(reason: FinishReason) -> "worker_v1.FinishReason.ValueType":
+    return _REASON_TO_WIRE[reason]
+
+
+def finish_reason_from_wire(value: "worker_v1.FinishReason.ValueType") -> FinishReason:
+    if value not in _REASON_FROM_WIRE:
+        raise InvalidRequest(f"finish reason: {value}, wanted one of {sorted(_REASON_FROM_WIRE)}")
+    return _REASON_FROM_WIRE[value]
+
+
+def report_to_wire(report: StepReport) -> worker_v1.ServeReply:
+    return worker_v1.ServeReply(
+        tokens=pack(
+            value for new in report.tokens for value in (new.request, new.sample, len(new.tokens), *new.tokens)
+        ),
+        prefilled=[
+            worker_v1.Prefilled(request=done.request, cached_tokens=done.cached_tokens) for done in report.prefilled
+        ],
+        finished=[
+            worker_v1.SampleFinished(request=end.request, sample=end.sample, reason=finish_reason_to_wire(end.reason))
+            for end in report.finished
+        ],
+        refused=[
+            worker_v1.Refused(request=refusal.request, reason=type(refusal.error).__name__, message=str(refusal.error))
+            for refusal in report.refused
+        ],
+    )
+
+
+def report_from_wire(message: worker_v1.ServeReply) -> StepReport:
+    return StepReport(
+        tokens=tuple(
+            Tokens(request, sample, tokens)
+            for (request, sample), tokens in _runs("serve.tokens", message.tokens, head=2)
+        ),
+        prefilled=tuple(Prefilled(done.request, done.cached_tokens) for done in message.prefilled),
+        finished=tuple(
+            SampleFinished(end.request, end.sample, finish_reason_from_wire(end.reason)) for end in message.finished
+        ),
+        refused=tuple(Refusal(refusal.request, _refusal_error(refusal)) for refusal in message.refused),
+    )
+
+
+def _refusal_error(message: worker_v1.Refused) -> OctavoError:
+    return error_named(message.reason, message.message)
