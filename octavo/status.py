@@ -50,7 +50,7 @@ def error_named(reason: str, message: str) -> errors.OctavoError:
 
 def error_from(error: grpc.RpcError) -> errors.OctavoError | None:
     """The error that a server raised, or None where the RPC failed for another reason (a lost peer, a deadline)."""
-    if not isinstance(error, grpc.Call):
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return None
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     reasons = [str(value) for key, value in metadata if key == REASON_KEY]
