@@ -1,0 +1,285 @@
+"""A whole Octavo on this machine: redis-server, cache manager, workers and gateway as child processes.
+
+    async with Cluster(workers=2) as cluster:
+        print(cluster.address)
+
+Everything listens on loopback at free ports. Start-up is over when every service says that it is healthy and the
+gateway sees every worker; a service that dies before that fails the start at once, with its last words. Shut-down
+goes against the flow of requests: gateway, workers, cache manager, Redis. No file is written, so none is left.
+
+`octavo up`, the demo, the benches and the tests all use this class.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import octavo
+from deploy.process import LOOPBACK, OnLine, Process, StartFailed, how_it_ended, log_event
+from deploy.redis_binary import redis_server_path
+from octavo.service import open_channel
+from octavo.v1 import gateway_pb2, gateway_pb2_grpc
+
+START_SECONDS = 300.0
+"""For everything to be healthy. Loading a large model takes most of it."""
+
+GRACE_SECONDS = 10.0
+"""For what runs to end after SIGTERM, each service."""
+
+_KILL_AFTER_SECONDS = 3.0
+"""Beyond its grace, until a service that still runs is killed."""
+
+_RESTART_FIRST_SECONDS = 0.5
+_RESTART_MOST_SECONDS = 30.0
+_STEADY_SECONDS = 60.0
+"""A service that ran this long before it crashed starts again with the first, short delay."""
+
+_FLEET_POLL_SECONDS = 0.05
+
+_OURS = ("LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER")
+"""Variables that the cluster decides; what the caller's environment holds under these names is not passed on."""
+
+
+class Cluster:
+    """The processes, and their common start and end. Each may be killed, frozen and restarted by itself."""
+
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+        on_line: OnLine | None = None,
+    ) -> None:
+        """Describe the cluster; `start()` or `async with` starts it.
+
+        Args:
+            workers: how many.
+            port: of the gateway; 0 takes a free one.
+            env: `OCTAVO_*` variables for every service, on top of this process's environment.
+            grace_seconds: for running requests when the cluster stops.
+            on_line: called with (name of the process, line) for every line that a process writes.
+        """
+        assert workers > 0, f"workers: {workers}, wanted at least 1"
+        shared = _environment(env or {}, workers, grace_seconds)
+        self._stop_seconds = grace_seconds + _KILL_AFTER_SECONDS
+        self._on_line = on_line
+
+        def service(name: str, module: str, at: int = 0, **more: str) -> Process:
+            command = [sys.executable, "-P", "-m", module]  # -P: a folder `worker` where the user stands is not ours
+            return Process(
+                name,
+                lambda _: command,
+                env={**shared, **more},
+                served_port=_announced_port,
+                port=at,
+                on_line=on_line,
+            )
+
+        self.redis = _redis(on_line)
+        self.manager = service("manager", "cache_manager")
+        self.workers = [service(f"worker-{i}", "worker", OCTAVO_WORKER_ID=f"worker-{i}") for i in range(workers)]
+        self.gateway = service("gateway", "gateway", port)
+
+    @property
+    def processes(self) -> list[Process]:
+        """All of them, in the order in which they stop."""
+        return [self.gateway, *self.workers, self.manager, self.redis]
+
+    @property
+    def address(self) -> str:
+        """host:port of the gateway."""
+        return self.gateway.address
+
+    # ---- start and stop --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start everything and wait until it is ready; what was started is killed again when that fails.
+
+        Raises:
+            StartFailed: a process ended before it was ready, or not all were in START_SECONDS.
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._start()
+        except TimeoutError:
+            late = [process.name for process in self.processes if process.running]
+            await self.kill()
+            raise StartFailed(f"not ready after {START_SECONDS:g} s; still running: {', '.join(late)}") from None
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def _start(self) -> None:
+        await self.redis.start()
+        await self.redis.serving()
+        redis_url = f"redis://{self.redis.address}/0"
+        self.manager.env["OCTAVO_REDIS_URL"] = self.gateway.env["OCTAVO_REDIS_URL"] = redis_url
+        await _start_healthy(self.manager)
+        for process in (*self.workers, self.gateway):
+            process.env["OCTAVO_CACHE_MANAGER"] = self.manager.address
+        await _together(_start_healthy(process) for process in (*self.workers, self.gateway))
+        await self.gateway.or_fail(self.until_fleet_is_whole())
+
+    async def until_fleet_is_whole(self) -> None:
+        """Return when the gateway sees every worker. Has no bound of its own."""
+        async with open_channel(self.address) as channel:
+            gateway = gateway_pb2_grpc.InferenceStub(channel)
+            while True:
+                with suppress(grpc.aio.AioRpcError):
+                    fleet = await gateway.GetFleet(gateway_pb2.GetFleetRequest(), timeout=2.0, wait_for_ready=True)
+                    if len(fleet.workers) >= len(self.workers):
+                        return
+                await asyncio.sleep(_FLEET_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        """Let what runs finish, then end every process; each has its grace, and is killed after it."""
+        await self.gateway.stop(self._stop_seconds)
+        await _together(worker.stop(self._stop_seconds) for worker in self.workers)
+        await self.manager.stop(self._stop_seconds)
+        await self.redis.stop(self._stop_seconds)
+
+    async def kill(self) -> None:
+        """End every process at once."""
+        self.kill_now()
+        for process in self.processes:
+            await process.kill()
+
+    def kill_now(self) -> None:
+        """Send every process its end without waiting for it; a `stop()` that is under way then returns at once."""
+        for process in self.processes:
+            process.kill_now()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.stop()
+        finally:
+            await self.kill()
+
+    # ---- crashes ---------------------------------------------------------------------------------------------
+
+    async def restart(self, process: Process) -> None:
+        """Start a process that has ended again, at its port, and wait until it is healthy. Raises StartFailed."""
+        await process.start()
+        if process is self.redis:
+            await process.serving()
+        else:
+            await _healthy(process)
+
+    async def keep_running(self) -> None:
+        """Start every process that crashes again, after a delay that doubles. Runs until cancelled."""
+        await _together(self._keep_running(process) for process in self.processes)
+
+    async def _keep_running(self, process: Process) -> None:
+        now = asyncio.get_running_loop().time
+        delay, since = _RESTART_FIRST_SECONDS, now()
+        while True:
+            code = await process.exited()
+            if not process.wanted:
+                return
+            if now() - since > _STEADY_SECONDS:
+                delay = _RESTART_FIRST_SECONDS
+            self._say(f"{process.name} {how_it_ended(code)}; starting it again in {delay:g} s")
+            await asyncio.sleep(delay)
+            if not process.wanted:
+                return
+            delay, since = min(2 * delay, _RESTART_MOST_SECONDS), now()
+            with suppress(StartFailed):  # its exit is seen above, and said there
+                await self.restart(process)
+                self._say(f"{process.name} is back")
+
+    def _say(self, line: str) -> None:
+        if self._on_line is not None:
+            self._on_line("octavo", line)
+
+
+async def _start_healthy(process: Process) -> None:
+    await process.start()
+    await _healthy(process)
+
+
+async def _healthy(process: Process) -> None:
+    """Return when the service says that it is ready. Raises StartFailed when it ends before."""
+    await process.serving()
+    await process.or_fail(_until_healthy(process.address))
+
+
+async def _until_healthy(address: str) -> None:
+    async with open_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # published without types
+        while True:
+            with suppress(grpc.aio.AioRpcError):
+                async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+
+
+async def _together(coroutines: Any) -> None:
+    """Run them at once; the first failure cancels the others and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def _environment(env: Mapping[str, str], workers: int, grace_seconds: float) -> dict[str, str]:
+    """What every service of the cluster finds in its environment."""
+    cores = len(os.sched_getaffinity(0))
+    inherited = {name: value for name, value in os.environ.items() if name not in {f"OCTAVO_{own}" for own in _OURS}}
+    return {
+        "OCTAVO_THREADS": str(max(1, cores // workers)),
+        **inherited,
+        "PYTHONPATH": str(Path(octavo.__file__).parent.parent),
+        "PYTHONUNBUFFERED": "1",
+        "OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}",
+        **env,
+    }
+
+
+def _announced_port(line: str) -> int | None:
+    event = log_event(line)
+    return int(event["port"]) if event is not None and event.get("event") == "serving" else None
+
+
+def _redis(on_line: OnLine | None) -> Process:
+    """A redis-server that keeps nothing on disk and drops nothing by itself.
+
+    Redis cannot be asked for any free port, so one is looked for here; another process may take it first, which is
+    then a failed start.
+    """
+    port = _free_port()
+    command = [
+        str(redis_server_path()),
+        *("--port", str(port), "--bind", LOOPBACK, "--dir", "/"),
+        *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"),
+    ]
+    return Process(
+        "redis",
+        lambda _: command,
+        served_port=lambda line: port if "Ready to accept connections" in line else None,
+        port=port,
+        on_line=on_line,
+    )
+
+
+def _free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        return probe.getsockname()[1]
