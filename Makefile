@@ -1,0 +1,70 @@
+# Octavo: what a person types. Everything runs from a virtual environment in the checkout.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -ec
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint test-compose bench clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := pyproject.toml constraints.txt
+
+# Of what pip says, the lines that tell a person what it is busy with.
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]' \
+	| sed -un -e '/^ *Downloading .*MB/p' -e '/^Processing/p' -e 's/^\(Installing collected packages\):.*/\1 .../p'
+
+help:  ## show this
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r name meaning; do printf '  make %-13s %s\n' "$$name" "$$meaning"; done
+
+setup: $(VENV)/stamp-dev  ## install all that development needs into .venv
+
+demo: $(VENV)/stamp-local  ## start two workers with a small model, and watch a prompt being remembered
+	$(BIN)/octavo demo
+
+test: setup  ## run the tests (all but those that start containers)
+	$(BIN)/octavo model fetch
+	$(BIN)/pytest -m "not compose"
+
+lint: setup  ## check style, types, who imports whom, and that generated code is current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+
+test-compose: setup  ## run the containers for real; root gets a Docker engine where none answers
+	PYTHON=$(CURDIR)/$(BIN)/python tests/support/docker/with-engine.sh $(BIN)/pytest -m compose tests/e2e
+
+bench: setup  ## measure, one JSON object a line
+	@for name in memory control_plane serving; do $(BIN)/python -m bench.$$name; done
+
+clean:  ## remove .venv and what tools and builds left
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are newer than the pins they were installed from. `dev` has all that `local` has.
+$(VENV)/stamp-dev: $(PINS) | $(BIN)/python
+	@echo "Installing Octavo and its development tools into $(VENV) (minutes, the first time)"
+	@$(call INSTALL,dev)
+	@touch $(VENV)/stamp-local $@
+
+$(VENV)/stamp-local: $(PINS) | $(BIN)/python
+	@echo "Installing Octavo into $(VENV) (minutes, the first time)"
+	@$(call INSTALL,local)
+	@touch $@
+
+# Debian keeps the part of venv that installs pip in a package of its own.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Octavo needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+		if [[ $$(id -u) == 0 ]] && command -v apt-get >/dev/null; then \
+			echo "Installing python3-venv"; \
+			apt-get -qq update; \
+			DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends python3-venv >/dev/null; \
+		else \
+			echo "$(PYTHON) cannot make virtual environments; on Debian: sudo apt-get install python3-venv"; exit 1; \
+		fi; }
+	$(PYTHON) -m venv $(VENV)
