@@ -1,0 +1,157 @@
+"""The blocks of one worker: who refers to each, and which goes next.
+
+Invariants:
+- A block's reference count is the number of block tables that name it.
+- The free list holds exactly the blocks with no reference, each once.
+- In the free list the blocks that hold nothing published come first, then the published ones, the longest unused
+  ahead. Unpublished blocks return to the front and published ones to the back, so this needs no sorting.
+
+The free list *is* the eviction order: a published block without an owner stays findable until its turn comes, so
+taking a free block and evicting an old one are the same step, in constant time. The links are two plain lists; block
+objects cost as much and make the garbage collector stop for 0.1 s at a million blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from octavo.errors import PoolExhausted
+from octavo.ids import BlockId
+
+
+class BlockPool:
+    """Allocates, shares and releases blocks. Knows nothing of sequences or hashes."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._end = num_blocks
+        """The list is a ring; this place in it, which is no block, stands between its back and its front."""
+        self._next = [*range(1, num_blocks + 1), 0]
+        self._previous = [num_blocks, *range(num_blocks)]
+        self._references = [0] * num_blocks
+        self._published = [False] * num_blocks
+        self._num_held = 0
+        self._num_cached = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self._end
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with a reference."""
+        return self._num_held
+
+    @property
+    def num_cached(self) -> int:
+        """Published blocks without a reference: evictable."""
+        return self._num_cached
+
+    @property
+    def num_free(self) -> int:
+        """Blocks with no reference and nothing published in them."""
+        return self._end - self._num_held - self._num_cached
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` can give, evictable ones included."""
+        return self._end - self._num_held
+
+    def references(self, block: BlockId) -> int:
+        """How many tables name the block."""
+        return self._references[block]
+
+    def is_published(self, block: BlockId) -> bool:
+        """Whether the block was published since it was allocated."""
+        return self._published[block]
+
+    def allocate(self) -> BlockId:
+        """Take the first free block. Whatever was published in it is lost: the caller takes it out of the index.
+
+        Raises:
+            PoolExhausted: every block has a reference.
+        """
+        block = self._next[self._end]
+        if block == self._end:
+            raise PoolExhausted("wanted 1 block, 0 available")
+        self._unlink(block)
+        if self._published[block]:
+            self._published[block] = False
+            self._num_cached -= 1
+        self._references[block] = 1
+        self._num_held += 1
+        return BlockId(block)
+
+    def share(self, block: BlockId) -> None:
+        """Add a reference to a held or a published block."""
+        if self._references[block] == 0:
+            assert self._published[block], f"block {block} is free: nobody may share it"
+            self._unlink(block)
+            self._num_cached -= 1
+            self._num_held += 1
+        self._references[block] += 1
+
+    def release(self, block: BlockId) -> None:
+        """Take a reference away. The last one returns the block to the free list."""
+        assert self._references[block] > 0, f"block {block} is released without a reference"
+        self._references[block] -= 1
+        if self._references[block] > 0:
+            return
+        self._num_held -= 1
+        if self._published[block]:
+            self._num_cached += 1
+            self._link(block, after=self._previous[self._end])
+        else:
+            self._link(block, after=self._end)
+
+    def publish(self, block: BlockId) -> None:
+        """Note that the block can be found: worth keeping when its last owner leaves."""
+        assert self._references[block] > 0, f"block {block} is published without an owner"
+        self._published[block] = True
+
+    def free_list(self) -> Iterator[BlockId]:
+        """The blocks without a reference, the next to be allocated first."""
+        block = self._next[self._end]
+        while block != self._end:
+            yield BlockId(block)
+            block = self._next[block]
+
+    def check(self) -> None:
+        """Assert the invariants that need no tables."""
+        violations = list(self.violations(self._references))
+        assert not violations, violations
+
+    def violations(self, references: Sequence[int]) -> Iterator[str]:
+        """What is wrong with these books, given how many tables really name each block."""
+        for block, (counted, found) in enumerate(zip(self._references, references, strict=True)):
+            if counted != found:
+                yield f"block {block} has {counted} references, {found} tables name it"
+        ring = self._walk()
+        expected = {block for block, count in enumerate(self._references) if count == 0}
+        if len(ring) != len(expected) or set(ring) != expected:
+            yield f"the free list holds {len(ring)} blocks, {len(expected)} have no reference"
+        kept = [self._published[block] for block in ring]
+        if kept != sorted(kept):
+            yield "a published block stands before an unpublished one in the free list"
+        if self._num_held != self._end - len(expected):
+            yield f"{self._num_held} blocks count as held, {self._end - len(expected)} are"
+        if self._num_cached != sum(kept):
+            yield f"{self._num_cached} blocks count as cached, {sum(kept)} are"
+
+    def _walk(self) -> list[int]:
+        """The free list as far as its links agree with one another."""
+        ring: list[int] = []
+        at = self._end
+        while len(ring) <= self._end and self._previous[self._next[at]] == at:
+            at = self._next[at]
+            if at == self._end:
+                break
+            ring.append(at)
+        return ring
+
+    def _link(self, block: int, *, after: int) -> None:
+        before = self._next[after]
+        self._next[after] = self._previous[before] = block
+        self._previous[block], self._next[block] = after, before
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        self._next[before], self._previous[after] = after, before

@@ -1,0 +1,82 @@
+"""Where a sequence's positions live: position p in block `blocks[p // S]`, at offset `p % S`.
+
+Invariants, for a block size S:
+- `len(tokens) = 4 * length`; `length <= reserved <= S * len(blocks)`.
+- A table grows at its end only; an entry changes by copy-on-write, or when an equal block was published first.
+- Positions [length, reserved) are writable: their blocks belong to this table alone and are not published.
+- The first `published` blocks are in the prefix index, each under this sequence's own hash.
+"""
+
+from dataclasses import dataclass
+
+from octavo.ids import BlockHash, BlockId
+
+TOKEN_BYTES = 4
+"""A token as it is hashed and compared: little-endian u32."""
+
+
+def blocks_needed(positions: int, block_size: int) -> int:
+    """Blocks that `positions` positions from 0 on take."""
+    return -(-positions // block_size)
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence."""
+
+    block_size: int
+    root: BlockHash
+    """Stands before its first block in the hash chain."""
+    blocks: list[BlockId]
+    tokens: bytearray
+    """The committed ones, TOKEN_BYTES each."""
+    reserved: int
+    """End of the writable positions."""
+    published: int
+    """Leading blocks that are in the prefix index."""
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def full_blocks(self) -> int:
+        """Blocks whose positions are all committed; also the index of the tail, the block after them."""
+        return len(self.tokens) // (TOKEN_BYTES * self.block_size)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether the last committed position lies in a block that is not full."""
+        return len(self.tokens) % (TOKEN_BYTES * self.block_size) > 0
+
+    def block_tokens(self, index: int) -> bytes:
+        """Tokens of a full block."""
+        width = TOKEN_BYTES * self.block_size
+        return bytes(self.tokens[index * width : (index + 1) * width])
+
+    def missing(self, end: int) -> int:
+        """Blocks to add before position `end - 1` has a place."""
+        return max(0, blocks_needed(end, self.block_size) - len(self.blocks))
+
+    def fork(self) -> "BlockTable":
+        """A second table over the committed positions. What its parent has reserved is not handed on."""
+        used = blocks_needed(self.length, self.block_size)
+        return BlockTable(
+            block_size=self.block_size,
+            root=self.root,
+            blocks=self.blocks[:used],
+            tokens=bytearray(self.tokens),
+            reserved=self.length,
+            published=self.published,
+        )
+
+    def truncate(self, length: int) -> list[BlockId]:
+        """Go back to `length` committed positions, nothing reserved. Returns the blocks cut off, in table order."""
+        used = blocks_needed(length, self.block_size)
+        cut = self.blocks[used:]
+        del self.blocks[used:]
+        del self.tokens[TOKEN_BYTES * length :]
+        self.reserved = length
+        self.published = min(self.published, self.full_blocks)
+        return cut

@@ -1,0 +1,48 @@
+"""Values that the books hand out: what happened to the prefix index, and how often."""
+
+from dataclasses import dataclass
+
+from octavo.ids import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A full block can be found from now on."""
+
+    block_hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """A published block was dropped, because its memory went to somebody else."""
+
+    block_hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Nothing of this epoch can be found any more. Told by whoever drops the books: they cannot say it themselves."""
+
+
+Change = Published | Evicted | Cleared
+"""To be applied in order by whoever keeps a copy of the index."""
+
+
+@dataclass(slots=True)
+class LedgerStats:
+    """What happened since the books were opened."""
+
+    attached_sequences: int = 0
+    attached_tokens: int = 0
+    """Of all attaches; a sequence that was preempted counts again when it comes back."""
+    hit_tokens: int = 0
+    """Of the attached tokens, those found in published blocks."""
+    too_short_to_hit: int = 0
+    """Attaches without one full block before their last token."""
+    published_blocks: int = 0
+    merged_blocks: int = 0
+    """Full blocks given back because an equal one was published first."""
+    evicted_blocks: int = 0
+    copied_blocks: int = 0
+    collisions: int = 0
+    """Look-ups and publications that met another block under their key."""

@@ -1,0 +1,120 @@
+"""What a worker may ask for: the only place where a call is judged.
+
+A draft sees the books as they will be after the parts that it has already let pass, so a whole exchange is judged
+before any of it happens. It raises at the first wrong part and changes nothing, since it only ever writes to itself.
+Whether there are enough blocks is not judged here: that is an answer (`unmet`), not an error.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from cache_manager.core.block_table import BlockTable
+from octavo.errors import InvalidRequest, UnknownSequence
+from octavo.ids import SequenceId
+from octavo.records import Exchange, PoolSpec
+
+
+class Draft:
+    """The future of some books, as far as rules need it: who exists, how long, how far writable."""
+
+    def __init__(self, spec: PoolSpec, tables: Mapping[SequenceId, BlockTable]) -> None:
+        self._spec = spec
+        self._tables = tables
+        self._extents: dict[SequenceId, tuple[int, int]] = {}
+        """(length, end of the writable positions) of the sequences touched so far."""
+        self._freed: set[SequenceId] = set()
+        self._born: set[SequenceId] = set()
+
+    def judge(self, exchange: Exchange) -> None:
+        """Let every part of the exchange pass, in the order in which it will be applied.
+
+        Raises:
+            UnknownSequence: a part names a sequence that is not there, or is freed by then.
+            InvalidRequest: a part is wrong in itself, or does not fit what comes before it.
+        """
+        for truncation in exchange.truncations:
+            self.truncate(truncation.sequence, truncation.length)
+        for commit in exchange.commits:
+            self.commit(commit.sequence, commit.tokens)
+        for fork in exchange.forks:
+            self.fork(fork.parent, fork.children, fork.reserve)
+        for sequence in exchange.finished:
+            self.free(sequence)
+        for attach in exchange.attaches:
+            self.attach(attach.sequence, attach.tokens)
+        for reserve in exchange.reserves:
+            self.reserve(reserve.sequence, reserve.count)
+
+    def truncate(self, sequence: SequenceId, length: int) -> None:
+        """Nothing can be truncated to more than it has."""
+        current, _ = self._extent(sequence)
+        if not 0 <= length <= current:
+            raise InvalidRequest(f"length of sequence {sequence}: wanted {length}, it has {current}")
+        self._extents[sequence] = (length, length)
+
+    def commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        """Only reserved positions can have been written."""
+        length, reserved = self._extent(sequence)
+        end = length + len(tokens)
+        if end > reserved:
+            raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, reserved up to {reserved}")
+        self._judge_tokens(sequence, tokens)
+        self._extents[sequence] = (end, reserved)
+
+    def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
+        """Children are new. They may turn out unmet, so nothing but a reserve may build on them in one exchange."""
+        self._extent(parent)
+        if not children:
+            raise InvalidRequest(f"children of sequence {parent}: wanted 0, at least 1 is needed")
+        for child in children:
+            self._judge_new(child, exists=child in self._tables)
+        self._judge_count(parent, reserve)
+
+    def free(self, sequence: SequenceId) -> None:
+        """Nothing is freed twice."""
+        self._extent(sequence)
+        self._freed.add(sequence)
+
+    def attach(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        """There is a token to compute, and the pool can hold them all."""
+        self._judge_new(sequence, exists=sequence in self._tables and sequence not in self._freed)
+        if not 0 < len(tokens) <= self._spec.capacity_tokens:
+            raise InvalidRequest(
+                f"tokens of sequence {sequence}: {len(tokens)} of them, "
+                f"from 1 to {self._spec.capacity_tokens} (capacity_tokens) can be held"
+            )
+        self._judge_tokens(sequence, tokens)
+
+    def reserve(self, sequence: SequenceId, count: int) -> None:
+        """Any count will do; too large a one is unmet."""
+        if sequence not in self._born:
+            self._extent(sequence)
+        self._judge_count(sequence, count)
+
+    def _extent(self, sequence: SequenceId) -> tuple[int, int]:
+        """Length and writable end of a sequence that was there before the exchange and still is."""
+        extent = self._extents.get(sequence)
+        if extent is None:
+            table = self._tables.get(sequence)
+            if table is None:
+                raise UnknownSequence(f"sequence {sequence} is not in the books")
+            extent = (table.length, table.reserved)
+        if sequence in self._freed:
+            raise UnknownSequence(f"sequence {sequence} is freed already")
+        return extent
+
+    def _judge_new(self, sequence: SequenceId, *, exists: bool) -> None:
+        if exists or sequence in self._born:
+            raise InvalidRequest(f"sequence {sequence} is in the books already")
+        self._born.add(sequence)
+
+    def _judge_tokens(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self._spec.vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < self._spec.vocab_size)
+            raise InvalidRequest(
+                f"tokens of sequence {sequence}: token id {wrong}, vocab_size is {self._spec.vocab_size}"
+            )
+
+    @staticmethod
+    def _judge_count(sequence: SequenceId, count: int) -> None:
+        if count < 0:
+            raise InvalidRequest(f"count reserved for sequence {sequence}: wanted {count}, at least 0 is needed")

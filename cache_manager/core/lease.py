@@ -1,0 +1,122 @@
+"""Which workers there are: a registration is answered with an epoch and held for as long as it is renewed.
+
+Invariants:
+- Epochs strictly grow. They start at the time in milliseconds, so a manager that has forgotten everything still gives
+  larger ones than before, unless it gave more than one a millisecond for as long as it was away.
+- At most one lease a worker: a later registration ends the earlier one, whose epoch is then stale.
+
+`now` is in seconds since 1970 and must not go back within a process: the caller adds a monotonic clock to the time at
+its start.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from octavo.errors import StaleEpoch, UnknownWorker
+from octavo.ids import Epoch, WorkerId
+from octavo.records import Registration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A worker's right to its pool."""
+
+    registration: Registration
+    epoch: Epoch
+    expires_at: float
+    """Seconds since 1970; from this moment on the lease is over."""
+    draining: bool = False
+    """The worker finishes what it has and takes no new requests."""
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Whose lease it is."""
+        return self.registration.worker_id
+
+
+class LeaseBook:
+    """All leases of one manager."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        self._last_epoch = Epoch(0)
+        self._leases: dict[WorkerId, Lease] = {}
+
+    def __len__(self) -> int:
+        """Workers that hold a lease, expired ones included until `expire` is called."""
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        """The leases, the oldest registration first."""
+        return iter(tuple(self._leases.values()))
+
+    def register(self, registration: Registration, now: float) -> Lease:
+        """Give a new lease. One that the same worker held before is superseded."""
+        self._last_epoch = Epoch(max(self._last_epoch + 1, int(now * 1000)))
+        self._leases.pop(registration.worker_id, None)
+        lease = Lease(registration=registration, epoch=self._last_epoch, expires_at=now + self._lease_seconds)
+        self._leases[registration.worker_id] = lease
+        return lease
+
+    def lease(self, worker_id: WorkerId) -> Lease:
+        """The worker's lease. Raises UnknownWorker."""
+        lease = self._leases.get(worker_id)
+        if lease is None:
+            raise UnknownWorker(f"worker {worker_id} is not in the fleet of {len(self._leases)}")
+        return lease
+
+    def renew(self, worker_id: WorkerId, epoch: Epoch, now: float) -> Lease:
+        """Extend a lease because its worker was heard.
+
+        Raises:
+            StaleEpoch: the lease has expired, was superseded or ended.
+        """
+        lease = replace(self._current(worker_id, epoch, now), expires_at=now + self._lease_seconds)
+        self._leases[worker_id] = lease
+        return lease
+
+    def drain(self, worker_id: WorkerId, epoch: Epoch, now: float) -> Lease:
+        """Note that the worker takes no new requests. Cannot be taken back within an epoch.
+
+        Raises:
+            StaleEpoch: the lease has expired, was superseded or ended.
+        """
+        lease = replace(self._current(worker_id, epoch, now), draining=True)
+        self._leases[worker_id] = lease
+        return lease
+
+    def end(self, worker_id: WorkerId, epoch: Epoch) -> Lease | None:
+        """Give a lease back before its time. Returns it, or None if that epoch is over anyway."""
+        lease = self._leases.get(worker_id)
+        if lease is None or lease.epoch != epoch:
+            return None
+        return self._leases.pop(worker_id)
+
+    def expire(self, now: float) -> tuple[Lease, ...]:
+        """Drop the leases that have run out, and return them."""
+        over = tuple(lease for lease in self._leases.values() if lease.expires_at <= now)
+        for lease in over:
+            del self._leases[lease.worker_id]
+        return over
+
+    def next_expiry(self) -> float | None:
+        """When `expire` can have something to do at the earliest; None without leases."""
+        return min((lease.expires_at for lease in self._leases.values()), default=None)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        for worker_id, lease in self._leases.items():
+            assert worker_id == lease.worker_id, f"the lease of {lease.worker_id} stands under {worker_id}"
+            assert lease.epoch <= self._last_epoch, f"epoch {lease.epoch} was never given, last {self._last_epoch}"
+        epochs = {lease.epoch for lease in self._leases.values()}
+        assert len(epochs) == len(self._leases), f"{len(self._leases)} leases have {len(epochs)} epochs"
+
+    def _current(self, worker_id: WorkerId, epoch: Epoch, now: float) -> Lease:
+        lease = self._leases.get(worker_id)
+        if lease is None:
+            raise StaleEpoch(f"epoch {epoch} of worker {worker_id} is over, it has no lease")
+        if lease.epoch != epoch:
+            raise StaleEpoch(f"epoch {epoch} of worker {worker_id} is over, the current one is {lease.epoch}")
+        if lease.expires_at <= now:
+            raise StaleEpoch(f"epoch {epoch} of worker {worker_id} expired at {lease.expires_at}, it is {now}")
+        return lease

@@ -1,0 +1,371 @@
+"""The books of one worker: who may use which block of its pool.
+
+A sequence lives from `attach` or `fork` to `free`. In between, its worker says before each step which positions it
+will write (`reserve`) and after each step what it wrote (`commit`); full blocks are published as they are committed.
+
+The rules, each with one home:
+- attach shares the longest run of published blocks and leaves at least one token to compute. It allocates nothing.
+- reserve is all or nothing, and copies the tail block first if a write to it would show elsewhere: in another table,
+  or in what is published. The last owner of an unpublished block writes in place.
+- commit publishes a block only after the one before it. If an equal block was published first, the sequence takes
+  that one and gives its own back, so whoever holds a published block holds all published blocks before it.
+- free and truncate release the tail first. With the order of the free list (block_pool.py) a chain therefore dies
+  from its tail and never has a hole.
+
+A call that raises has changed nothing: it is judged as a whole (draft.py), and shortage is found by counting, before
+the first block is taken. What the worker must be told gathers until the next grant; what the copies of the prefix
+index must be told, until `take_changes`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from cache_manager.core.auditor import Auditor
+from cache_manager.core.block_pool import BlockPool
+from cache_manager.core.block_table import TOKEN_BYTES, BlockTable
+from cache_manager.core.changes import Change, Evicted, LedgerStats, Published
+from cache_manager.core.draft import Draft
+from cache_manager.core.prefix_index import NextHash, PrefixIndex
+from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
+from octavo.hashing import hit_candidates, next_hash, token_bytes
+from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
+from octavo.records import Attach, BlockCopy, Exchange, Fork, Grant, PoolAudit, PoolSpec, Reservation, TableChange
+
+MAX_BLOCKS = 1 << 24
+"""Of one pool: 268 million positions in blocks of 16."""
+
+MAX_BLOCK_SIZE = 1 << 12
+
+_ROOTS_REMEMBERED = 1024
+"""Salts whose chain root need not be computed again."""
+
+
+class Ledger:
+    """One worker's block tables, reference counts and prefix index. Belongs to one task."""
+
+    def __init__(self, spec: PoolSpec, epoch: Epoch, *, next_hash: NextHash = next_hash) -> None:
+        """Open the books of an empty pool.
+
+        Raises:
+            InvalidRequest: there can be no such pool.
+        """
+        _require_within("num_blocks", spec.num_blocks, MAX_BLOCKS)
+        _require_within("block_size", spec.block_size, MAX_BLOCK_SIZE)
+        self.spec = spec
+        self.epoch = epoch
+        self._root = lru_cache(_ROOTS_REMEMBERED)(self._compute_root)
+        self._pool = BlockPool(spec.num_blocks)
+        self._index = PrefixIndex(spec.num_blocks, spec.block_size, next_hash)
+        self._tables: dict[SequenceId, BlockTable] = {}
+        self._auditor = Auditor(self._pool, self._index, self._tables, next_hash)
+        self._stats = LedgerStats()
+        self._changes: list[Change] = []
+        self._copies: list[BlockCopy] = []
+        self._untold: dict[SequenceId, int] = {}
+        """The first table entry that the worker was not told of."""
+
+    def __contains__(self, sequence: SequenceId) -> bool:
+        """Whether the sequence is in the books."""
+        return sequence in self._tables
+
+    def length(self, sequence: SequenceId) -> int:
+        """Committed positions. Raises UnknownSequence."""
+        return self._table(sequence).length
+
+    def blocks(self, sequence: SequenceId) -> tuple[BlockId, ...]:
+        """The sequence's block table. Raises UnknownSequence."""
+        return tuple(self._table(sequence).blocks)
+
+    def free_list(self) -> Iterator[BlockId]:
+        """The blocks without an owner, the next to be allocated first."""
+        return self._pool.free_list()
+
+    def stats(self) -> LedgerStats:
+        """What happened since the books were opened."""
+        return replace(self._stats, collisions=self._index.collisions)
+
+    def take_changes(self) -> tuple[Change, ...]:
+        """What was published and evicted since the last call, in order."""
+        changes = tuple(self._changes)
+        self._changes.clear()
+        return changes
+
+    def attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes = b"") -> int:
+        """Create a sequence on the longest published prefix of its tokens. Returns how many tokens that covers.
+
+        Raises:
+            InvalidRequest: the id is taken, there are no tokens or more than the pool can hold, or one is no token.
+        """
+        self._draft().attach(sequence, tokens)
+        return self._attach(sequence, tokens, salt)
+
+    def reserve(self, sequence: SequenceId, count: int) -> None:
+        """Make positions [length, length + count) writable. Asking again changes nothing.
+
+        Raises:
+            PoolExhausted: too few blocks are available for all of it.
+            UnknownSequence: it is not in the books.
+            InvalidRequest: the count is negative.
+        """
+        self._draft().reserve(sequence, count)
+        self._reserve(sequence, count)
+
+    def commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        """Append tokens whose keys and values were written, and publish the blocks that became full.
+
+        Raises:
+            UnknownSequence: it is not in the books.
+            InvalidRequest: they reach beyond the reserved positions, or one is no token.
+        """
+        self._draft().commit(sequence, tokens)
+        self._commit(sequence, tokens)
+
+    def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int = 0) -> None:
+        """Create children that alias the parent's committed positions and can each write `reserve` more.
+
+        A parent whose tail is now shared must reserve again before it writes.
+
+        Raises:
+            PoolExhausted: too few blocks are available for all children; none exists.
+            UnknownSequence: the parent is not in the books.
+            InvalidRequest: a child's id is taken, there are no children, or the count is negative.
+        """
+        self._draft().fork(parent, children, reserve)
+        self._fork(parent, children, reserve)
+
+    def truncate(self, sequence: SequenceId, length: int) -> None:
+        """Go back to `length` tokens and give back every block that they do not need, reserved ones included.
+
+        Raises:
+            UnknownSequence: it is not in the books.
+            InvalidRequest: it is shorter than that, or the length is negative.
+        """
+        self._draft().truncate(sequence, length)
+        self._truncate(sequence, length)
+
+    def free(self, sequence: SequenceId) -> None:
+        """Forget a sequence and give all its references back.
+
+        Raises:
+            UnknownSequence: it is not in the books, or no longer.
+        """
+        self._draft().free(sequence)
+        self._free(sequence)
+
+    def apply(self, exchange: Exchange) -> Grant:
+        """Take in what the worker did, and give what it needs for its next step.
+
+        Forks and reserves that find too few blocks come back as unmet; all else happens. The grant also tells what
+        single calls have changed since the last one.
+
+        Raises:
+            UnknownSequence: a part names a sequence that is not in the books; nothing of the exchange happened.
+            InvalidRequest: a part is wrong, as in the single calls; nothing of the exchange happened.
+        """
+        assert exchange.epoch == self.epoch, f"exchange of epoch {exchange.epoch}, books of {self.epoch}"
+        self._draft().judge(exchange)
+        for truncation in exchange.truncations:
+            self._truncate(truncation.sequence, truncation.length)
+        for commit in exchange.commits:
+            self._commit(commit.sequence, commit.tokens)
+        unmet_children = self._fork_all(exchange.forks)
+        for sequence in exchange.finished:
+            self._free(sequence)
+        attached = tuple((a.sequence, self._attach(a.sequence, a.tokens, a.salt)) for a in exchange.attaches)
+        unmet = self._reserve_all(exchange.reserves, exchange.attaches)
+        return Grant(
+            epoch=self.epoch,
+            step=exchange.step,
+            attached=attached,
+            tables=self._take_tables(),
+            copies=self._take_copies(),
+            unmet=(*unmet_children, *unmet),
+            free_blocks=self._pool.num_available,
+        )
+
+    def audit(self) -> PoolAudit:
+        """Count the blocks, and say what is wrong with the books if anything is."""
+        return PoolAudit(
+            epoch=self.epoch,
+            num_blocks=self._pool.num_blocks,
+            free_blocks=self._pool.num_free,
+            cached_blocks=self._pool.num_cached,
+            held_blocks=self._pool.num_held,
+            sequences=len(self._tables),
+            violation="; ".join(self._auditor.violations()),
+        )
+
+    def check(self) -> None:
+        """Assert that the books agree with what can be recomputed from the tables."""
+        violations = list(self._auditor.violations())
+        assert not violations, violations
+
+    def _draft(self) -> Draft:
+        return Draft(self.spec, self._tables)
+
+    def _table(self, sequence: SequenceId) -> BlockTable:
+        table = self._tables.get(sequence)
+        if table is None:
+            raise UnknownSequence(f"sequence {sequence} is not in the books")
+        return table
+
+    def _compute_root(self, salt: bytes) -> BlockHash:
+        return self.spec.chain_root(salt).hash()
+
+    def _attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes) -> int:
+        size = self.spec.block_size
+        root, raw, limit = self._root(salt), token_bytes(tokens), hit_candidates(len(tokens), size)
+        hits = self._index.longest_prefix(root, raw, limit)
+        for block in hits:
+            self._pool.share(block)
+        reused = len(hits) * size
+        committed = bytearray(raw[: reused * TOKEN_BYTES])
+        self._tables[sequence] = BlockTable(size, root, hits, committed, reserved=reused, published=len(hits))
+        self._tell_from(sequence, 0)
+        self._stats.attached_sequences += 1
+        self._stats.attached_tokens += len(tokens)
+        self._stats.hit_tokens += reused
+        self._stats.too_short_to_hit += limit == 0
+        return reused
+
+    def _reserve(self, sequence: SequenceId, count: int) -> None:
+        table = self._tables[sequence]
+        end = table.length + count
+        if end <= table.reserved:
+            return
+        copied, missing = self._must_copy_tail(table), table.missing(end)
+        self._require_available(copied + missing)
+        if copied:
+            self._copy_tail(sequence, table)
+        if missing:
+            self._tell_from(sequence, len(table.blocks))
+            table.blocks.extend([self._allocate() for _ in range(missing)])
+        table.reserved = end
+
+    def _must_copy_tail(self, table: BlockTable) -> bool:
+        if not table.has_tail:
+            return False
+        tail = table.blocks[table.full_blocks]
+        return self._pool.references(tail) > 1 or self._pool.is_published(tail)
+
+    def _copy_tail(self, sequence: SequenceId, table: BlockTable) -> None:
+        index = table.full_blocks
+        shared, private = table.blocks[index], self._allocate()
+        table.blocks[index] = private
+        self._pool.release(shared)
+        self._copies.append(BlockCopy(shared, private))
+        self._tell_from(sequence, index)
+        self._stats.copied_blocks += 1
+
+    def _commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
+        table = self._tables[sequence]
+        full_before = table.full_blocks
+        table.tokens += token_bytes(tokens)
+        for index in range(full_before, table.full_blocks):
+            if table.published == index:  # a collision before it would leave a hole
+                self._publish(sequence, table, index)
+
+    def _publish(self, sequence: SequenceId, table: BlockTable, index: int) -> None:
+        block = table.blocks[index]
+        parent = table.blocks[index - 1] if index else table.root
+        canonical = self._index.offer(block, parent, table.block_tokens(index))
+        if canonical is None:
+            return
+        table.published = index + 1
+        if canonical == block:
+            self._pool.publish(block)
+            self._changes.append(Published(self._index.hash_of(block)))
+            self._stats.published_blocks += 1
+            return
+        self._pool.share(canonical)
+        self._pool.release(block)
+        table.blocks[index] = canonical
+        self._tell_from(sequence, index)
+        self._stats.merged_blocks += 1
+
+    def _fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
+        table = self._tables[parent]
+        branch = table.fork()
+        if reserve:
+            # The parent keeps the tail, so each child that writes needs one of its own.
+            each = branch.has_tail + branch.missing(branch.length + reserve)
+            self._require_available(len(children) * each)
+        if branch.has_tail:
+            table.reserved = table.length
+        for child in children:
+            for block in branch.blocks:
+                self._pool.share(block)
+            self._tables[child] = branch.fork()
+            self._tell_from(child, 0)
+            self._reserve(child, reserve)
+
+    def _truncate(self, sequence: SequenceId, length: int) -> None:
+        self._release(self._tables[sequence].truncate(length))
+
+    def _free(self, sequence: SequenceId) -> None:
+        self._release(self._tables.pop(sequence).blocks)
+        self._untold.pop(sequence, None)
+
+    def _release(self, blocks: Sequence[BlockId]) -> None:
+        """Give references back, the tail's first."""
+        for block in reversed(blocks):
+            self._pool.release(block)
+
+    def _allocate(self) -> BlockId:
+        block = self._pool.allocate()
+        evicted = self._index.forget(block)
+        if evicted is not None:
+            self._changes.append(Evicted(evicted))
+            self._stats.evicted_blocks += 1
+        return block
+
+    def _require_available(self, wanted: int) -> None:
+        if wanted > self._pool.num_available:
+            raise PoolExhausted(f"wanted {wanted} blocks, {self._pool.num_available} available")
+
+    def _fork_all(self, forks: Sequence[Fork]) -> list[SequenceId]:
+        """Returns the children that found too few blocks: they do not exist."""
+        unmet: list[SequenceId] = []
+        for fork in forks:
+            try:
+                self._fork(fork.parent, fork.children, fork.reserve)
+            except PoolExhausted:
+                unmet.extend(fork.children)
+        return unmet
+
+    def _reserve_all(self, reserves: Sequence[Reservation], attaches: Sequence[Attach]) -> list[SequenceId]:
+        """Returns the sequences that found too few blocks. A new sequence's count ends at its last token."""
+        ends = {attach.sequence: len(attach.tokens) for attach in attaches}
+        unmet: list[SequenceId] = []
+        for reserve in reserves:
+            sequence, count = reserve.sequence, reserve.count
+            if sequence not in self._tables:
+                continue  # a child that is unmet already
+            if sequence in ends:
+                count = min(count, ends[sequence] - self._tables[sequence].length)
+            try:
+                self._reserve(sequence, count)
+            except PoolExhausted:
+                unmet.append(sequence)
+        return unmet
+
+    def _tell_from(self, sequence: SequenceId, index: int) -> None:
+        """The worker does not know the table's entries from `index` on."""
+        self._untold[sequence] = min(index, self._untold.get(sequence, index))
+
+    def _take_tables(self) -> tuple[TableChange, ...]:
+        changed = ((sequence, first, self._tables[sequence].blocks[first:]) for sequence, first in self._untold.items())
+        tables = tuple(TableChange(sequence, first, tuple(blocks)) for sequence, first, blocks in changed if blocks)
+        self._untold.clear()
+        return tables
+
+    def _take_copies(self) -> tuple[BlockCopy, ...]:
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
+
+def _require_within(field: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InvalidRequest(f"{field}: {value}, from 1 to {most} is possible")
