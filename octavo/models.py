@@ -1,0 +1,198 @@
+"""Where models lie and what they are. No tensors here, so that a gateway can ask too.
+
+A model is called by one of three names: `smollm2`, the embedded default; a folder in Hugging Face layout; or a hub id,
+`org/name`. What must be downloaded or converted first lies in the models folder, put there by `octavo model fetch`.
+A folder holds `config.json`, `tokenizer.json` and weights in safetensors: pickled weights are never read.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from octavo.hashing import digest_of
+
+DEFAULT = "smollm2"
+"""SmolLM2-135M-Instruct."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+_PAGE_BYTES = 4096
+_PAGES_PER_TENSOR = 4
+_MAX_HEADER_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A model that lies ready, and what a gateway and a worker must know of it."""
+
+    name: str
+    """What clients ask for."""
+    path: Path
+    max_model_tokens: int
+    """Longest sequence that the model takes."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a text; empty where the model names none."""
+    tokenizer_digest: bytes
+    """sha256 of tokenizer.json."""
+    model_digest: bytes
+    """32 bytes that differ between models, a finetune of the same shape included."""
+
+
+def find(model: str, models_dir: Path) -> ModelFolder:
+    """The model's folder, read and described.
+
+    Raises:
+        ValueError: `model` is no name of a model, or a file in its folder cannot be understood.
+        FileNotFoundError: the model, or a file of it, is not there; the message says which command fetches it.
+    """
+    path = location(model, models_dir)
+    if not path.is_dir():
+        raise FileNotFoundError(f"model {model!r} is not in {path.parent}: run `octavo model fetch {model}`")
+    config = _read_json(path / "config.json")
+    text = _text_part(config)
+    return ModelFolder(
+        name=_display_name(model),
+        path=path,
+        max_model_tokens=_first_int(text, _LENGTH_KEYS, path),
+        vocab_size=_first_int(text, ("vocab_size",), path),
+        eos_token_ids=_eos_token_ids(path, text),
+        tokenizer_digest=sha256(_present(path / "tokenizer.json").read_bytes()).digest(),
+        model_digest=_model_digest(path),
+    )
+
+
+def location(model: str, models_dir: Path) -> Path:
+    """Where the model lies, or will lie once it is fetched. Raises ValueError if `model` is no name of a model."""
+    if model == DEFAULT:
+        return models_dir / DEFAULT
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        gguf = gguf_in(folder)
+        return models_dir / f"{folder.resolve().name}-{_file_tag(gguf)}" if gguf else folder.resolve()
+    if is_hub_id(model):
+        return models_dir / model.replace("/", "--")
+    raise ValueError(f"{model!r} is neither {DEFAULT!r}, nor a folder, nor a hub id such as org/name")
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether `model` has the form `org/name`."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The GGUF file of a folder that holds one and no config.json: such a model is converted before use."""
+    if (folder / "config.json").exists():
+        return None
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        raise ValueError(f"{folder} holds {len(files)} GGUF files, and one is wanted")
+    return files[0] if files else None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the weights, in order of name.
+
+    Raises:
+        FileNotFoundError: there are none, or one of them is missing.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = cast(dict[str, str], _read_json(index).get("weight_map", {})).values()
+        return [_present(folder / shard) for shard in sorted(set(shards))]
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise FileNotFoundError(f"{folder} holds no model.safetensors; weights in other formats are not read")
+    return [single]
+
+
+def _display_name(model: str) -> str:
+    folder = Path(model).expanduser()
+    return folder.resolve().name if model != DEFAULT and folder.is_dir() else model
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that describes the language model: some multimodal configs nest it."""
+    nested = config.get("text_config")
+    return {**config, **cast(dict[str, Any], nested)} if isinstance(nested, dict) else config
+
+
+def _first_int(config: dict[str, Any], keys: tuple[str, ...], path: Path) -> int:
+    for key in keys:
+        if isinstance(config.get(key), int):
+            return config[key]
+    raise ValueError(f"{path / 'config.json'} says no {keys[0]}")
+
+
+def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    generation = path / "generation_config.json"
+    named: object = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    if named is None:
+        named = config.get("eos_token_id")
+    if named is None:
+        return ()
+    return tuple(cast(list[int], named)) if isinstance(named, list) else (cast(int, named),)
+
+
+def _model_digest(folder: Path) -> bytes:
+    """A digest of the config and of each weight file's size, header and a few pages of every tensor.
+
+    Reading all weights would take a minute for a large model. A finetune moves whole tensors, so that four pages of
+    each tell it from its parent; an edit of a single row may escape.
+    """
+    fields = [(folder / "config.json").read_bytes()]
+    for file in weight_files(folder):
+        fields += [file.name.encode(), file.stat().st_size.to_bytes(8, "little"), *_samples(file)]
+    return digest_of(*fields)
+
+
+def _samples(file: Path) -> Iterator[bytes]:
+    """The header of a safetensors file, then pages of its tensors."""
+    with file.open("rb") as content:
+        header_bytes = int.from_bytes(content.read(8), "little")
+        if header_bytes > min(_MAX_HEADER_BYTES, file.stat().st_size):
+            raise ValueError(f"{file} is not a safetensors file: it says its header has {header_bytes} bytes")
+        header = content.read(header_bytes)
+        yield header
+        tensors = cast(dict[str, dict[str, list[int]]], json.loads(header))
+        for name in sorted(tensors.keys() - {"__metadata__"}):
+            begin, end = tensors[name]["data_offsets"]
+            yield from _pages(content, 8 + header_bytes + begin, end - begin)
+
+
+def _pages(content: BinaryIO, begin: int, length: int) -> Iterator[bytes]:
+    """Pages evenly spread over [begin, begin + length), its first and its last among them."""
+    if length <= _PAGE_BYTES * _PAGES_PER_TENSOR:
+        content.seek(begin)
+        yield content.read(length)
+        return
+    for page in range(_PAGES_PER_TENSOR):
+        content.seek(begin + page * (length - _PAGE_BYTES) // (_PAGES_PER_TENSOR - 1))
+        yield content.read(_PAGE_BYTES)
+
+
+def _file_tag(file: Path) -> str:
+    """Eight letters that change when the file is replaced."""
+    status = os.stat(file)
+    return digest_of(str(file.resolve()).encode(), str((status.st_size, status.st_mtime_ns)).encode()).hex()[:8]
+
+
+def _present(file: Path) -> Path:
+    if not file.exists():
+        raise FileNotFoundError(f"{file.parent} lacks {file.name}")
+    return file
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_present(file).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return cast(dict[str, Any], value)
