@@ -50,9 +50,13 @@ class LeaseBook:
         """The leases, the oldest registration first."""
         return iter(tuple(self._leases.values()))
 
+    def next_epoch(self, now: float) -> Epoch:
+        """The epoch that a registration would be given now."""
+        return Epoch(max(self._last_epoch + 1, int(now * 1000)))
+
     def register(self, registration: Registration, now: float) -> Lease:
         """Give a new lease. One that the same worker held before is superseded."""
-        self._last_epoch = Epoch(max(self._last_epoch + 1, int(now * 1000)))
+        self._last_epoch = self.next_epoch(now)
         self._leases.pop(registration.worker_id, None)
         lease = Lease(registration=registration, epoch=self._last_epoch, expires_at=now + self._lease_seconds)
         self._leases[registration.worker_id] = lease
@@ -74,6 +78,10 @@ class LeaseBook:
         lease = replace(self._current(worker_id, epoch, now), expires_at=now + self._lease_seconds)
         self._leases[worker_id] = lease
         return lease
+
+    def require(self, worker_id: WorkerId, epoch: Epoch, now: float) -> Lease:
+        """The lease of that epoch. Raises StaleEpoch as `renew` does."""
+        return self._current(worker_id, epoch, now)
 
     def drain(self, worker_id: WorkerId, epoch: Epoch, now: float) -> Lease:
         """Note that the worker takes no new requests. Cannot be taken back within an epoch.

@@ -81,6 +81,20 @@ class Ledger:
         """The blocks without an owner, the next to be allocated first."""
         return self._pool.free_list()
 
+    @property
+    def num_held(self) -> int:
+        """Blocks with an owner."""
+        return self._pool.num_held
+
+    @property
+    def num_cached(self) -> int:
+        """Published blocks without an owner: evictable."""
+        return self._pool.num_cached
+
+    def published(self) -> list[BlockHash]:
+        """The hashes of all published blocks, parents first."""
+        return self._index.hashes()
+
     def stats(self) -> LedgerStats:
         """What happened since the books were opened."""
         return replace(self._stats, collisions=self._index.collisions)

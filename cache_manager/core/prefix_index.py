@@ -49,6 +49,10 @@ class PrefixIndex:
         assert block_hash is not None, f"block {block} is not published"
         return block_hash
 
+    def hashes(self) -> list[BlockHash]:
+        """The hashes of all published blocks, parents first: a block is published after the one before it."""
+        return [self.hash_of(block) for block in self._blocks.values()]
+
     def block_before(self, block: BlockId) -> BlockId | None:
         """The parent of a published block; None for the first of a chain."""
         parent = self._parents[block]
