@@ -1,0 +1,25 @@
+"""What plain transformers generates: the text that every road through our code must give."""
+
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+def solo_greedy(folder: Path, prompt: Sequence[int], count: int, stop: Collection[int] = ()) -> list[int]:
+    """The `count` tokens that follow `prompt`, greedily, in float32; fewer if one of `stop` comes (it is the last)."""
+    model = _model(folder)
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    ends = [at for at, token in enumerate(tokens) if token in stop]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+@lru_cache(maxsize=4)
+def _model(folder: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+    model.generation_config.eos_token_id = None  # `stop` ends a text here
+    return model
