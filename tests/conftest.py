@@ -1,0 +1,34 @@
+"""Settings for all tests: how hard hypothesis tries, and where Triton kernels run."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The machine that runs the tests may be busy, so no example is judged by its time.
+_patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
+settings.register_profile("dev", max_examples=50, **_patient)
+settings.register_profile("ci", max_examples=300, **_patient)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def _has_cuda() -> bool:
+    """Whether kernels can be launched. Asks torch, which takes seconds to import, only where a driver is there."""
+    if not Path("/dev/nvidiactl").exists() or importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# Triton reads this when it is imported; the interpreter runs the real kernels on tensors of the CPU.
+if not _has_cuda():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite", action="store_true", help="write what happens now into the transcripts, to be read in the diff"
+    )

@@ -1,0 +1,159 @@
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cache_manager.core.block_pool import BlockPool
+from octavo.errors import PoolExhausted
+
+
+def published(pool: BlockPool, count: int) -> list:
+    """Blocks that are published and held."""
+    blocks = [pool.allocate() for _ in range(count)]
+    for block in blocks:
+        pool.publish(block)
+    return blocks
+
+
+def test_fresh_blocks_come_in_order():
+    pool = BlockPool(3)
+    assert [pool.allocate() for _ in range(3)] == [0, 1, 2]
+
+
+def test_an_empty_pool_says_both_numbers():
+    pool = BlockPool(1)
+    pool.allocate()
+    with pytest.raises(PoolExhausted, match="wanted 1 block, 0 available"):
+        pool.allocate()
+    pool.check()
+
+
+def test_a_block_is_free_when_its_last_reference_is_released():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.share(block)
+    pool.release(block)
+    assert (pool.references(block), pool.num_available) == (1, 1)
+    pool.release(block)
+    assert (pool.references(block), pool.num_available) == (0, 2)
+
+
+def test_unpublished_blocks_return_to_the_front():
+    pool = BlockPool(4)
+    first, second = pool.allocate(), pool.allocate()
+    pool.release(second)
+    pool.release(first)
+    assert list(pool.free_list()) == [first, second, 2, 3]
+
+
+def test_published_blocks_return_to_the_back():
+    pool = BlockPool(4)
+    first, second = published(pool, 2)
+    pool.release(second)
+    pool.release(first)
+    assert list(pool.free_list()) == [2, 3, second, first]
+
+
+def test_a_published_block_can_be_shared_after_its_last_owner_left():
+    pool = BlockPool(2)
+    (block,) = published(pool, 1)
+    pool.release(block)
+    assert (pool.num_free, pool.num_cached, pool.num_held) == (1, 1, 0)
+    pool.share(block)
+    assert (pool.num_free, pool.num_cached, pool.num_held) == (1, 0, 1)
+    assert list(pool.free_list()) == [1]
+
+
+def test_an_allocated_block_is_no_longer_published():
+    pool = BlockPool(1)
+    (block,) = published(pool, 1)
+    pool.release(block)
+    assert pool.allocate() == block
+    assert not pool.is_published(block)
+    pool.check()
+
+
+@pytest.mark.parametrize("misuse", ["release", "share", "publish"])
+def test_a_free_block_can_only_be_allocated(misuse):
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.release(block)
+    with pytest.raises(AssertionError, match=f"block {block}"):
+        getattr(pool, misuse)(block)
+    pool.check()
+
+
+def test_the_check_finds_a_count_that_is_wrong():
+    pool = BlockPool(2)
+    pool.allocate()
+    assert list(pool.violations([2, 0])) == ["block 0 has 1 references, 2 tables name it"]
+
+
+@pytest.mark.parametrize("links", ["_next", "_previous"])
+def test_the_check_finds_a_broken_link_and_ends(links):
+    pool = BlockPool(4)
+    getattr(pool, links)[1] = 1
+    assert any("free list" in violation for violation in pool.violations([0] * 4))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Against a list in eviction order and a dict of counts."""
+
+    @initialize(num_blocks=st.integers(1, 6))
+    def open(self, num_blocks):
+        self.pool = BlockPool(num_blocks)
+        self.order = list(range(num_blocks))
+        self.counts = {}
+        self.published = set()
+
+    @precondition(lambda self: self.order)
+    @rule()
+    def allocate(self):
+        block = self.pool.allocate()
+        assert block == self.order.pop(0)
+        self.published.discard(block)
+        self.counts[block] = 1
+
+    @precondition(lambda self: not self.order)
+    @rule()
+    def allocate_from_nothing(self):
+        with pytest.raises(PoolExhausted):
+            self.pool.allocate()
+
+    @precondition(lambda self: self.counts or self.published)
+    @rule(data=st.data())
+    def share(self, data):
+        block = data.draw(st.sampled_from(sorted(self.counts.keys() | self.published)))
+        self.pool.share(block)
+        if block in self.order:
+            self.order.remove(block)
+        self.counts[block] = self.counts.get(block, 0) + 1
+
+    @precondition(lambda self: self.counts)
+    @rule(data=st.data())
+    def release(self, data):
+        block = data.draw(st.sampled_from(sorted(self.counts)))
+        self.pool.release(block)
+        self.counts[block] -= 1
+        if self.counts[block] == 0:
+            del self.counts[block]
+            self.order.insert(len(self.order) if block in self.published else 0, block)
+
+    @precondition(lambda self: self.counts)
+    @rule(data=st.data())
+    def publish(self, data):
+        block = data.draw(st.sampled_from(sorted(self.counts)))
+        self.pool.publish(block)
+        self.published.add(block)
+
+    @invariant()
+    def books_balance(self):
+        pool = self.pool
+        pool.check()
+        assert list(pool.free_list()) == self.order
+        assert not list(pool.violations([self.counts.get(block, 0) for block in range(pool.num_blocks)]))
+        assert pool.num_free + pool.num_cached + pool.num_held == pool.num_blocks
+        assert (pool.num_held, pool.num_cached) == (len(self.counts), len(self.published - self.counts.keys()))
+        assert pool.num_available == len(self.order)
+
+
+TestPoolMachine = PoolMachine.TestCase
