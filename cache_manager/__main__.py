@@ -1,0 +1,73 @@
+"""python -m cache_manager: compose the service and run it until SIGTERM."""
+
+import asyncio
+import contextlib
+import time
+
+from cache_manager.change_queue import ChangeQueue
+from cache_manager.manager import Manager
+from cache_manager.redis_mirror import RedisMirror
+from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer, Now
+from cache_manager.settings import CacheManagerSettings
+from octavo import settings, telemetry
+from octavo.service import Service, run
+from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
+
+TTL_LEASES = 3
+"""Lease times after which the copy of an index that nobody renews is dropped by Redis."""
+
+
+async def serve(config: CacheManagerSettings) -> None:
+    """Serve until asked to stop; then let workers leave, end the streams of those that stay, and tell Redis."""
+    now = _clock()
+    changes = ChangeQueue()
+    manager = Manager(changes, lease_seconds=config.lease_seconds, audit_every_exchange=config.audit)
+    mirror = RedisMirror(config.redis_url, changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
+    service = Service(config.listen, [SERVICE_NAME])
+    add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
+    await service.start()
+    async with asyncio.TaskGroup() as tasks:
+        background = [
+            tasks.create_task(keep_leases(manager, now, config.lease_seconds)),
+            tasks.create_task(mirror.run()),
+        ]
+        await service.until_asked_to_stop()
+        await leave(manager, config.grace_seconds)
+        await service.stop(grace_seconds=1.0)
+        for task in background:
+            task.cancel()
+    await mirror.close()
+
+
+async def keep_leases(manager: Manager, now: Now, lease_seconds: float) -> None:
+    """Expire the workers that are not heard, when their time has come."""
+    while True:
+        expiry = manager.next_expiry()
+        await asyncio.sleep(lease_seconds if expiry is None else max(0.0, expiry - now()))
+        manager.expire(now())
+
+
+async def leave(manager: Manager, grace_seconds: float) -> None:
+    """Wait for the workers to leave by themselves, then end what is left."""
+    manager.refuse_new()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_seconds):
+            await manager.until_alone()
+    manager.close()
+
+
+def _clock() -> Now:
+    """The time of day, which it takes from the system once; an operator who corrects the clock expires nobody."""
+    offset = time.time() - time.monotonic()
+    return lambda: time.monotonic() + offset
+
+
+def main() -> None:
+    """Read the environment and serve."""
+    config = settings.read(CacheManagerSettings, "The Octavo cache manager.")
+    telemetry.configure("cache_manager", config.log_level)
+    run(serve(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The single writer of every attending worker's books, of its lease, and of what is said about either.
+
+One event loop calls it and no method awaits, so each happens whole. A call that raises has changed nothing. Within an
+epoch the exchanges are numbered from 1: repeating the last one is answered with the same grant and changes nothing, so
+a worker that does not know whether its message arrived sends it again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+
+from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.changes import Cleared
+from cache_manager.core.lease import Lease, LeaseBook
+from cache_manager.core.ledger import Ledger
+from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
+from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
+from octavo.ids import Epoch, WorkerId
+from octavo.index_schema import index_key
+from octavo.records import Exchange, Grant, PoolAudit, Registered, Registration, WorkerInfo, WorkerLoad
+from octavo.settings import split_address
+
+log = logging.getLogger("octavo.cache_manager.manager")
+
+MAX_WORKER_ID_CHARACTERS = 128
+
+Ended = Callable[[OctavoError], None]
+"""Is told why, once, when an epoch ends."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Member:
+    """A worker that attends."""
+
+    lease: Lease
+    ledger: Ledger
+    index: str
+    """The key of its prefix index."""
+    ended: Ended
+    grant: Grant | None = None
+    """The answer to its last exchange."""
+    load: WorkerLoad = field(default_factory=WorkerLoad)
+
+    def info(self) -> WorkerInfo:
+        """What the fleet is told. The blocks are counted here, whatever the worker says."""
+        return WorkerInfo(
+            worker_id=self.lease.worker_id,
+            epoch=self.lease.epoch,
+            address=self.lease.registration.address,
+            pool=self.lease.registration.pool,
+            load=replace(self.load, held_blocks=self.ledger.num_held, cached_blocks=self.ledger.num_cached),
+            draining=self.lease.draining,
+        )
+
+
+class Manager:
+    """Ledgers by worker, leases, subscribers, and the queue to the mirror.
+
+    Invariant: a worker has a lease, books and an open index, or none of them.
+    """
+
+    def __init__(
+        self,
+        changes: ChangeQueue,
+        *,
+        lease_seconds: float,
+        audit_every_exchange: bool = False,
+        pace_seconds: float = PACE_SECONDS,
+    ) -> None:
+        """`pace_seconds` is the least time between two updates that tell a subscriber of loads only."""
+        self._changes = changes
+        self._lease_seconds = lease_seconds
+        self._audit_every_exchange = audit_every_exchange
+        self._leases = LeaseBook(lease_seconds)
+        self._members: dict[WorkerId, _Member] = {}
+        self._feed = FleetFeed(self._members, pace_seconds)
+        self._leaving = False
+        self._alone = asyncio.Event()
+        self._alone.set()
+
+    # ---- workers ----
+
+    def register(self, registration: Registration, now: float, ended: Ended) -> Registered:
+        """Open empty books for a worker. Those that it had before are dropped, and their epoch is stale.
+
+        Raises:
+            InvalidRequest: there can be no such worker or no such pool.
+            Draining: the manager leaves.
+        """
+        if self._leaving:
+            raise Draining("this cache manager leaves: it registers nobody")
+        _require_possible(registration)
+        ledger = Ledger(registration.pool, self._leases.next_epoch(now))
+        before = self._members.get(registration.worker_id)
+        lease = self._leases.register(registration, now)
+        if before is not None:
+            self._forget(before.lease, "superseded", StaleEpoch(f"superseded by epoch {lease.epoch}"))
+        member = _Member(lease=lease, ledger=ledger, index=index_key(registration.worker_id, lease.epoch), ended=ended)
+        self._members[registration.worker_id] = member
+        self._changes.open(member.index, ledger.published)
+        self._alone.clear()
+        self._feed.note(registration.worker_id, urgent=True)
+        log.info("worker_registered", extra=_described(lease))
+        return Registered(lease.epoch, self._lease_seconds)
+
+    def exchange(self, worker: WorkerId, exchange: Exchange, now: float) -> Grant:
+        """Take in what a worker did and grant what its next step needs.
+
+        Raises:
+            StaleEpoch: the epoch is over, or never was.
+            InvalidRequest: the step is neither the last one nor the next, or a part of the exchange is wrong.
+            UnknownSequence: a part names a sequence that is not in the books.
+        """
+        self._leases.require(worker, exchange.epoch, now)
+        member = self._members[worker]
+        grant = member.grant
+        if grant is None or grant.step != exchange.step:
+            grant = self._next(member, exchange, now)
+        member.lease = self._leases.renew(worker, exchange.epoch, now)
+        return grant
+
+    def _next(self, member: _Member, exchange: Exchange, now: float) -> Grant:
+        """Apply an exchange that was not seen before."""
+        last = 0 if member.grant is None else member.grant.step
+        if exchange.step != last + 1:
+            raise InvalidRequest(f"exchange.step: {exchange.step}, the last one was {last}")
+        member.grant = member.ledger.apply(exchange)
+        member.load = exchange.load
+        self._changes.put(member.index, member.ledger.take_changes())
+        leaves = exchange.draining and not member.lease.draining
+        if leaves:
+            self._leases.drain(member.lease.worker_id, exchange.epoch, now)
+        self._feed.note(member.lease.worker_id, urgent=leaves)
+        if self._audit_every_exchange:
+            member.ledger.check()
+        return member.grant
+
+    def expire(self, now: float) -> None:
+        """Forget the workers that were not heard for a lease time."""
+        for lease in self._leases.expire(now):
+            self._forget(lease, "expired", StaleEpoch(f"expired: not heard for {self._lease_seconds:g} s"))
+
+    def stream_lost(self, worker: WorkerId, epoch: Epoch) -> None:
+        """Forget a worker that dropped its stream, unless that epoch is over anyway."""
+        lease = self._leases.end(worker, epoch)
+        if lease is not None:
+            self._forget(lease, "stream_lost", StaleEpoch("the stream of its registration is lost"))
+
+    def next_expiry(self) -> float | None:
+        """When `expire` can have something to do at the earliest; None while nobody attends."""
+        return self._leases.next_expiry()
+
+    def audit(self, worker: WorkerId) -> PoolAudit:
+        """Recompute a worker's books and compare. Raises UnknownWorker."""
+        self._leases.lease(worker)
+        return self._members[worker].ledger.audit()
+
+    # ---- the fleet ----
+
+    @contextlib.contextmanager
+    def subscribe(self) -> Generator[Subscription]:
+        """A view of the fleet for as long as the context lasts."""
+        subscription = self._feed.subscribe()
+        try:
+            yield subscription
+        finally:
+            self._feed.unsubscribe(subscription)
+
+    # ---- the end ----
+
+    def refuse_new(self) -> None:
+        """Register nobody from now on; those who attend go on."""
+        self._leaving = True
+
+    async def until_alone(self) -> None:
+        """Return when nobody attends."""
+        await self._alone.wait()
+
+    def close(self) -> None:
+        """End every epoch and every subscription."""
+        self.refuse_new()
+        for lease in self._leases:
+            self._leases.end(lease.worker_id, lease.epoch)
+            self._forget(lease, "manager_leaves", Draining("this cache manager leaves"))
+        self._feed.close()
+
+    def _forget(self, lease: Lease, event: str, why: OctavoError) -> None:
+        """Drop what there is besides the lease."""
+        member = self._members.pop(lease.worker_id)
+        self._changes.put(member.index, (Cleared(),))
+        self._feed.note(lease.worker_id, urgent=True)
+        if not self._members:
+            self._alone.set()
+        log.info("worker_gone", extra={**_described(lease), "reason": event})
+        member.ended(why)
+
+
+def _require_possible(registration: Registration) -> None:
+    """What only this service minds; the pool is judged by its ledger."""
+    if len(registration.worker_id) > MAX_WORKER_ID_CHARACTERS:
+        raise InvalidRequest(
+            f"register.worker_id: {len(registration.worker_id)} characters, wanted at most {MAX_WORKER_ID_CHARACTERS}"
+        )
+    try:
+        split_address(registration.address)
+    except ValueError as error:
+        raise InvalidRequest(f"register.address: {error}") from error
+
+
+def _described(lease: Lease) -> dict[str, object]:
+    pool = lease.registration.pool
+    return {
+        "worker": lease.worker_id,
+        "epoch": lease.epoch,
+        "address": lease.registration.address,
+        "model": pool.model,
+        "blocks": pool.num_blocks,
+    }

@@ -1,0 +1,116 @@
+"""The cache manager on the wire: translate, call the manager, translate back. Protobuf ends here."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+from cache_manager.manager import Manager
+from octavo.errors import InvalidRequest, OctavoError, StaleEpoch
+from octavo.ids import WorkerId
+from octavo.status import Context
+from octavo.v1 import cache_manager_pb2 as v1
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from octavo.wire import (
+    audit_to_wire,
+    exchange_from_wire,
+    fleet_to_wire,
+    grant_to_wire,
+    registered_to_wire,
+    registration_from_wire,
+)
+
+SERVICE_NAME = v1.DESCRIPTOR.services_by_name["CacheManager"].full_name
+
+Now = Callable[[], float]
+"""Seconds since 1970; never goes back."""
+
+
+class CacheManagerServicer(v1_grpc.CacheManagerServicer):
+    """octavo.v1.CacheManager."""
+
+    def __init__(self, manager: Manager, now: Now) -> None:
+        self._manager = manager
+        self._now = now
+
+    async def Attend(
+        self, request_iterator: AsyncIterator[v1.AttendRequest], context: Context
+    ) -> AsyncGenerator[v1.AttendReply]:
+        """One worker's stream. Dropped by the worker, it takes the books along; ended by an error, it leaves them."""
+        registration = registration_from_wire(await _register_message(request_iterator))
+        stream = _Stream(request_iterator)
+        registered = self._manager.register(registration, self._now(), stream.end)
+        refused = False
+        try:
+            yield v1.AttendReply(registered=registered_to_wire(registered))
+            async for request in stream:
+                exchange = exchange_from_wire(_exchange_message(request))
+                grant = self._manager.exchange(registration.worker_id, exchange, self._now())
+                yield v1.AttendReply(grant=grant_to_wire(grant))
+        except Exception:
+            refused = True
+            raise
+        finally:
+            if not refused:
+                self._manager.stream_lost(registration.worker_id, registered.epoch)
+
+    async def WatchFleet(self, request: v1.WatchFleetRequest, context: Context) -> AsyncGenerator[v1.FleetUpdate]:
+        """The fleet, then its changes, until the caller goes."""
+        with self._manager.subscribe() as subscription:
+            async with contextlib.aclosing(subscription.updates()) as updates:
+                async for update in updates:
+                    yield fleet_to_wire(update)
+
+    async def Audit(self, request: v1.AuditRequest, context: Context) -> v1.AuditReply:
+        """One worker's books, recomputed."""
+        return audit_to_wire(self._manager.audit(WorkerId(request.worker_id)))
+
+
+async def _register_message(requests: AsyncIterator[v1.AttendRequest]) -> v1.Register:
+    """The first message of a stream."""
+    async for request in requests:
+        match request.WhichOneof("kind"):
+            case "register":
+                return request.register
+            case "exchange":
+                raise StaleEpoch(f"exchange.epoch: {request.exchange.epoch}, nobody has registered on this stream")
+            case _:
+                break
+    raise InvalidRequest("attend: nothing to act on, wanted a registration first")
+
+
+def _exchange_message(request: v1.AttendRequest) -> v1.Exchange:
+    """A message after the first."""
+    kind = request.WhichOneof("kind")
+    if kind != "exchange":
+        raise InvalidRequest(f"attend: {kind or 'an empty message'} after the registration, wanted an exchange")
+    return request.exchange
+
+
+class _Stream:
+    """A worker's messages, until the worker or the manager ends them."""
+
+    def __init__(self, requests: AsyncIterator[v1.AttendRequest]) -> None:
+        self._requests = requests
+        self._why: OctavoError | None = None
+        self._waiting: asyncio.Timeout | None = None
+
+    def end(self, why: OctavoError) -> None:
+        """Let the reader raise `why`, at once if it waits."""
+        self._why = why
+        if self._waiting is not None:
+            self._waiting.reschedule(0)
+
+    def __aiter__(self) -> "_Stream":
+        return self
+
+    async def __anext__(self) -> v1.AttendRequest:
+        """The next message. Raises what `end` was given."""
+        try:
+            if self._why is None:
+                async with asyncio.timeout(None) as self._waiting:
+                    return await anext(self._requests)
+        except TimeoutError:
+            assert self._why is not None
+        finally:
+            self._waiting = None
+        raise self._why

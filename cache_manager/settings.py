@@ -1,0 +1,24 @@
+"""What a cache manager is told by its environment."""
+
+from pydantic import Field
+
+from octavo.settings import ServiceSettings
+
+
+class CacheManagerSettings(ServiceSettings):
+    """Variables OCTAVO_*; see octavo.settings."""
+
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        pattern=r"^(redis|rediss|unix)://",
+        description="where the fleet's copy of the prefix index lies; it may be away at any time",
+    )
+    lease_seconds: float = Field(
+        default=5.0, gt=0, le=3600, description="seconds without an exchange after which a worker's pool is expired"
+    )
+    grace_seconds: float = Field(
+        default=2.0, ge=0, description="after SIGTERM, seconds that workers may take to leave by themselves"
+    )
+    audit: bool = Field(
+        default=False, description="recompute a worker's books after every exchange (slow); a violation is an error"
+    )

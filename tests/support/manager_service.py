@@ -1,0 +1,178 @@
+"""A real cache manager service in this process, on loopback, under a clock that the test moves; and worker stand-ins."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from cache_manager.change_queue import ChangeQueue
+from cache_manager.manager import Manager
+from cache_manager.redis_mirror import RedisMirror
+from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
+from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
+from octavo.index_schema import index_key
+from octavo.records import Exchange, FleetUpdate, Grant, PoolAudit, PoolSpec, Registered, Registration
+from octavo.service import Service, open_channel
+from octavo.status import translated
+from octavo.v1 import cache_manager_pb2 as v1
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from octavo.wire import (
+    audit_from_wire,
+    exchange_to_wire,
+    fleet_from_wire,
+    grant_from_wire,
+    registered_from_wire,
+    registration_to_wire,
+)
+from tests.support import books
+
+LEASE_SECONDS = 5.0
+
+
+class Clock:
+    """Seconds since 1970, which pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class ManagerService:
+    """The service and what stands behind it."""
+
+    def __init__(self, manager: Manager, clock: Clock, channel: Any) -> None:
+        self.manager = manager
+        self.clock = clock
+        self.stub = v1_grpc.CacheManagerStub(channel)
+
+    async def audit(self, worker: str) -> PoolAudit:
+        with translated():
+            return audit_from_wire(await self.stub.Audit(v1.AuditRequest(worker_id=worker), timeout=10))
+
+    @asynccontextmanager
+    async def fleet(self) -> AsyncGenerator["FleetWatch"]:
+        """A subscriber, past its snapshot."""
+        call = self.stub.WatchFleet(v1.WatchFleetRequest())
+        watch = FleetWatch(call)
+        await watch.next()
+        try:
+            yield watch
+        finally:
+            call.cancel()
+
+    @asynccontextmanager
+    async def worker(self, worker_id: str = "w", **pool: Any) -> AsyncGenerator["WorkerStandIn"]:
+        """A worker that has registered; its stream is dropped at the end."""
+        worker = WorkerStandIn(self.stub, worker_id)
+        await worker.register(books.pool_spec(**pool))
+        try:
+            yield worker
+        finally:
+            worker.drop()
+
+
+class FleetWatch:
+    """The updates of one subscription."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def next(self) -> FleetUpdate:
+        with translated():
+            return fleet_from_wire(await asyncio.wait_for(self._call.read(), 10))
+
+    async def until(self, wanted: Callable[[FleetUpdate], bool]) -> FleetUpdate:
+        """The first update that is as wanted."""
+        while True:
+            update = await self.next()
+            if wanted(update):
+                return update
+
+
+class WorkerStandIn:
+    """A worker's side of `Attend`, without a pool."""
+
+    def __init__(self, stub: Any, worker_id: str = "w") -> None:
+        self._call = stub.Attend()
+        self.worker_id = WorkerId(worker_id)
+        self.epoch = Epoch(0)
+        self.step = 0
+
+    @property
+    def index(self) -> str:
+        """Its key in Redis."""
+        return index_key(self.worker_id, self.epoch)
+
+    async def say(self, message: v1.AttendRequest) -> v1.AttendReply:
+        """Send anything; raises what the manager raises."""
+        with translated():
+            await self._call.write(message)
+            return await asyncio.wait_for(self._call.read(), 10)
+
+    async def hear(self) -> v1.AttendReply:
+        """Wait for a word of the manager; raises what it raises."""
+        with translated():
+            return await asyncio.wait_for(self._call.read(), 10)
+
+    async def register(self, pool: PoolSpec, address: str = "127.0.0.1:1") -> Registered:
+        registration = Registration(worker_id=self.worker_id, incarnation=Incarnation(7), address=address, pool=pool)
+        reply = await self.say(v1.AttendRequest(register=registration_to_wire(registration)))
+        registered = registered_from_wire(reply.registered)
+        self.epoch, self.step = registered.epoch, 0
+        return registered
+
+    async def exchange(self, **parts: Any) -> Grant:
+        """The next exchange, from plain numbers as in `books.exchange`."""
+        self.step += 1
+        return await self.send(books.exchange(step=self.step, **parts))
+
+    async def send(self, exchange: Exchange) -> Grant:
+        """An exchange of this worker's epoch with the step that it says."""
+        message = exchange_to_wire(replace(exchange, epoch=self.epoch))
+        return grant_from_wire((await self.say(v1.AttendRequest(exchange=message))).grant)
+
+    async def compute(self, sequence: int, tokens: list[int]) -> int:
+        """Attach a prompt, reserve and commit all of it. Returns the tokens reused."""
+        grant = await self.exchange(attaches={sequence: tokens}, reserves=[(sequence, len(tokens))])
+        reused = dict(grant.attached)[SequenceId(sequence)]
+        await self.exchange(commits={sequence: tokens[reused:]})
+        return reused
+
+    def drop(self) -> None:
+        """Reset the stream, as a dying process does."""
+        self._call.cancel()
+
+
+@asynccontextmanager
+async def manager_service(redis_url: str | None = None) -> AsyncGenerator[ManagerService]:
+    """The service for the time of the context, with a mirror if it is told of a Redis; every exchange is audited."""
+    clock, changes = Clock(), ChangeQueue()
+    manager = Manager(changes, lease_seconds=LEASE_SECONDS, audit_every_exchange=True)
+    service = Service("127.0.0.1:0", [SERVICE_NAME])
+    v1_grpc.add_CacheManagerServicer_to_server(CacheManagerServicer(manager, clock), service.server)
+    mirror = None if redis_url is None else RedisMirror(redis_url, changes, ttl_seconds=60, linger_seconds=0)
+    following = None if mirror is None else asyncio.create_task(mirror.run())
+    port = await service.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield ManagerService(manager, clock, channel)
+    finally:
+        await service.stop(0)
+        if mirror is not None and following is not None:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+            await mirror.close()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Return when the condition (a coroutine function) holds; fails after 10 seconds."""
+    async with asyncio.timeout(10):
+        while not await condition():
+            await asyncio.sleep(0.005)
