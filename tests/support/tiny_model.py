@@ -1,4 +1,4 @@
-"""Real models of a few hundred kilobytes with seeded weights, in Hugging Face layout, tokenizer and chat template included.
+"""Real models of a few hundred kilobytes: seeded weights in Hugging Face layout, with tokenizer and chat template.
 
 Their weights are drawn wide, so that logits lie far apart and greedy texts wander instead of repeating one token.
 The tokenizer has one token per byte behind three special tokens: every text is as many tokens as it has bytes.
