@@ -1,0 +1,237 @@
+"""The Python client: ask a gateway for text, whole or as it grows.
+
+    async with Client("127.0.0.1:8500") as client:
+        answer = await client.complete("The capital of France is")
+        print(answer.text, answer.usage.cached_tokens)
+
+A string is short for `Generation(prompt=TextPrompt(string))`. Errors come back as the classes of `octavo.errors` that
+the gateway raised; besides them, TimeoutError when the deadline passed and ConnectionError when there is no gateway.
+`SyncClient` does the same without asyncio.
+"""
+
+from collections.abc import AsyncGenerator, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.request import ChatPrompt, Generation, TextPrompt, TokenPrompt
+from octavo.ids import WorkerId
+from octavo.records import FinishReason
+from octavo.service import CHANNEL_OPTIONS, open_channel
+from octavo.status import error_from
+from octavo.v1 import gateway_pb2 as gateway_v1
+from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
+from octavo.wire import finish_reason_from_wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One whole output."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A request's outputs and its bill."""
+
+    samples: tuple[Sample, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """Of the first sample."""
+        return self.samples[0].text
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """One a sample."""
+        return tuple(sample.text for sample in self.samples)
+
+
+class Client:
+    """A connection to one gateway, for asyncio. Any number of requests may share it."""
+
+    def __init__(self, address: str) -> None:
+        """Talk to the gateway at `address` (host:port); it is reached at the first request."""
+        self._address = address
+        self._channel = open_channel(address)
+        self._stub = gateway_v1_grpc.InferenceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel what runs, and close the connection."""
+        await self._channel.close()
+
+    async def generate(
+        self, request: Generation | str, *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Event]:
+        """Started, then Deltas and one Finished per sample, then Usage, each as soon as the gateway says it.
+
+        Leaving the loop early needs `contextlib.aclosing` around the generator to cancel the request at once.
+
+        Raises:
+            OctavoError: as the gateway raised it, InvalidRequest for example.
+            TimeoutError: the answer was not whole after `timeout_seconds`.
+            ConnectionError: the gateway cannot be reached, or went away.
+        """
+        with _failures_of(self._address):
+            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds)
+            try:
+                async for reply in call:
+                    yield event_from_wire(reply)
+            finally:
+                call.cancel()
+
+    async def complete(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Completion:
+        """The whole answer. Raises what `generate` raises."""
+        return _completion([event async for event in self.generate(request, timeout_seconds=timeout_seconds)])
+
+
+class SyncClient:
+    """A connection to one gateway, without asyncio. Any number of threads may share it."""
+
+    def __init__(self, address: str) -> None:
+        """Talk to the gateway at `address` (host:port); it is reached at the first request."""
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub = gateway_v1_grpc.InferenceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what runs, and close the connection."""
+        self._channel.close()
+
+    def generate(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Generator[Event]:
+        """See Client.generate; leaving the loop early cancels the request when the generator is closed."""
+        with _failures_of(self._address):
+            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds)
+            try:
+                for reply in call:
+                    yield event_from_wire(reply)
+            finally:
+                call.cancel()
+
+    def complete(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Completion:
+        """The whole answer. Raises what `generate` raises."""
+        return _completion(self.generate(request, timeout_seconds=timeout_seconds))
+
+
+@contextmanager
+def _failures_of(address: str) -> Generator[None]:
+    """Turn an RPC's failure into the gateway's own error, or into the built-in one that says what happened."""
+    try:
+        yield
+    except grpc.RpcError as failure:
+        if (error := error_from(failure)) is not None:
+            raise error from failure
+        match failure.code():
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(f"gateway {address}: {failure.details()}") from failure
+            case grpc.StatusCode.UNAVAILABLE:
+                raise ConnectionError(f"gateway {address}: {failure.details()}") from failure
+            case _:
+                raise
+
+
+def _completion(events: Iterable[Event]) -> Completion:
+    texts: dict[int, list[str]] = {}
+    tokens: dict[int, list[int]] = {}
+    reasons: dict[int, FinishReason] = {}
+    usage: Usage | None = None
+    for event in events:
+        match event:
+            case Delta(sample, text, token_ids):
+                texts.setdefault(sample, []).append(text)
+                tokens.setdefault(sample, []).extend(token_ids)
+            case Finished(sample, reason):
+                reasons[sample] = reason
+            case Usage():
+                usage = event
+            case Started():
+                pass
+    assert usage is not None, "the gateway ended a request without its usage"
+    samples = (
+        Sample(text="".join(texts.get(at, ())), token_ids=tuple(tokens.get(at, ())), finish_reason=reasons[at])
+        for at in sorted(reasons)
+    )
+    return Completion(samples=tuple(samples), usage=usage)
+
+
+# ---- values <-> protobuf -------------------------------------------------------------------------------------
+
+
+def generation_to_wire(request: Generation | str) -> gateway_v1.GenerateRequest:
+    """The request as a message; what is None stays unset."""
+    if isinstance(request, str):
+        request = Generation(prompt=TextPrompt(request))
+    message = gateway_v1.GenerateRequest(
+        model=request.model,
+        max_tokens=request.max_tokens,
+        n=request.samples,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        seed=request.seed,
+        stop=request.stop,
+        ignore_eos=request.ignore_eos,
+        cache_salt=request.cache_salt,
+    )
+    match request.prompt:
+        case TextPrompt(text):
+            message.text = text
+        case ChatPrompt(messages):
+            turns = [gateway_v1.ChatMessage(role=turn.role, content=turn.content) for turn in messages]
+            message.chat.CopyFrom(gateway_v1.Chat(messages=turns))
+        case TokenPrompt(ids):
+            message.tokens.CopyFrom(gateway_v1.TokenIds(ids=ids))
+        case None:
+            pass
+    return message
+
+
+def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:
+    """A reply as a value."""
+    match reply.WhichOneof("kind"):
+        case "started":
+            return Started(
+                request_id=reply.started.request_id,
+                worker_id=WorkerId(reply.started.worker_id),
+                prompt_tokens=reply.started.prompt_tokens,
+                predicted_cached_tokens=reply.started.predicted_cached_tokens,
+            )
+        case "delta":
+            return Delta(reply.delta.sample, reply.delta.text, tuple(reply.delta.token_ids))
+        case "finished":
+            return Finished(reply.finished.sample, finish_reason_from_wire(reply.finished.reason))
+        case "usage":
+            return Usage(
+                prompt_tokens=reply.usage.prompt_tokens,
+                cached_tokens=reply.usage.cached_tokens,
+                output_tokens=reply.usage.output_tokens,
+                worker_id=WorkerId(reply.usage.worker_id),
+                time_to_first_token_seconds=reply.usage.time_to_first_token_seconds,
+                total_seconds=reply.usage.total_seconds,
+            )
+        case None:
+            raise ValueError("the gateway sent a reply of a kind that this client does not know")

@@ -1,0 +1,54 @@
+"""What a client hears of its request: Started, then Deltas and one Finished per sample, then Usage."""
+
+from dataclasses import dataclass
+
+from octavo.ids import WorkerId
+from octavo.records import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The request was admitted and sent to a worker."""
+
+    request_id: str
+    worker_id: WorkerId
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    """Of the prompt, what the prefix index lets one expect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one sample gained. The texts of a sample's deltas, joined, are its whole text."""
+
+    sample: int
+    text: str
+    """May be empty: text that could still become part of a character or a stop string is held back."""
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last word on one sample."""
+
+    sample: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the request cost; the last event."""
+
+    prompt_tokens: int
+    """Counted once, whatever the number of samples."""
+    cached_tokens: int
+    """Of the prompt, not computed for this request."""
+    output_tokens: int
+    """Of all samples."""
+    worker_id: WorkerId
+    time_to_first_token_seconds: float
+    """From the request's arrival at the gateway."""
+    total_seconds: float
+
+
+Event = Started | Delta | Finished | Usage

@@ -1,0 +1,142 @@
+"""Where a request goes: the worker where it costs the least, in tokens of work.
+
+    cost = prompt tokens to compute there            (what no hit covers)
+         + prompt tokens queued there before it
+         + DECODE_SHARE  x positions held there      (every one is read again in every step)
+         + memory        (positions that do not fit, and EVICTION_SHARE x those that will push something out)
+
+One unit for all terms, because counting requests does not see long prompts. Ties break at random, or every gateway
+would send its first requests to the same worker. Pure: the random numbers are an argument.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.core.fleet import Standing
+from octavo.hashing import digest_of, token_bytes
+from octavo.ids import WorkerId
+
+DECODE_SHARE = 1 / 16
+"""Of a held position against a computed one; the best of the shares that were tried on recorded traffic."""
+EVICTION_SHARE = 1 / 16
+"""Of a position that may be evicted for this request: it was worth something only if its prefix comes again."""
+FEW_WORKERS = 8
+"""Up to so many workers, all of them are judged."""
+HOLDERS = 4
+"""Of a larger fleet: those with the longest hits that are judged."""
+RANDOM_WORKERS = 2
+"""Of a larger fleet: drawn for every request, so that load is seen."""
+HOME_TOKENS = 16
+"""Leading tokens of a prompt that decide its home, the same at every gateway."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a request will take, wherever it runs."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int
+    """Of all samples, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Tokens of work, term by term."""
+
+    prefill_tokens: float
+    queued_tokens: float
+    decode_tokens: float
+    memory_tokens: float
+
+    @property
+    def total(self) -> float:
+        """The number that is compared."""
+        return self.prefill_tokens + self.queued_tokens + self.decode_tokens + self.memory_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A worker that was judged."""
+
+    standing: Standing
+    cached_tokens: int
+    """Of the prompt, what it is expected to hold."""
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The decision with everything it was made from."""
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+
+
+def choose(
+    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, int], draw: Callable[[], float]
+) -> Choice:
+    """The worker that serves `work` for the least.
+
+    Args:
+        work: what is to be done.
+        standings: those that may be chosen, at least one.
+        hits: tokens of the prompt that a worker is said to hold; whoever is missing holds none, and whoever is not
+            among the standings is ignored.
+        draw: random numbers in [0, 1).
+    """
+    assert standings, "nobody to choose from"
+    candidates = tuple(
+        _judged(work, standing, hits.get(standing.info.worker_id, 0))
+        for standing in _worth_judging(work, standings, hits, draw)
+    )
+    least = min(candidate.cost.total for candidate in candidates)
+    cheapest = [candidate for candidate in candidates if candidate.cost.total == least]
+    return Choice(_one_of(cheapest, draw), candidates)
+
+
+def cost_of(work: Work, standing: Standing, cached_tokens: int) -> Cost:
+    """What `work` costs at a worker that holds `cached_tokens` of its prompt."""
+    capacity = standing.info.pool.num_blocks * standing.info.pool.block_size
+    prefill = len(work.prompt) - cached_tokens
+    wanted = prefill + work.output_tokens
+    shortage = max(0, wanted + standing.held_tokens - capacity)
+    occupied = min(1.0, (standing.held_tokens + standing.cached_tokens) / capacity)
+    return Cost(
+        prefill_tokens=prefill,
+        queued_tokens=standing.queued_tokens,
+        decode_tokens=DECODE_SHARE * standing.held_tokens,
+        memory_tokens=shortage + EVICTION_SHARE * occupied * wanted,
+    )
+
+
+def home_of(prompt: Sequence[int], standings: Sequence[Standing]) -> Standing:
+    """The worker that every gateway agrees on for prompts which begin alike (rendezvous hashing).
+
+    When a worker joins or leaves, only the prompts at home there move.
+    """
+    key = token_bytes(prompt[:HOME_TOKENS])
+    return max(standings, key=lambda standing: digest_of(standing.info.worker_id.encode(), key))
+
+
+def _judged(work: Work, standing: Standing, cached_tokens: int) -> Candidate:
+    cached = min(cached_tokens, len(work.prompt) - 1)
+    return Candidate(standing=standing, cached_tokens=cached, cost=cost_of(work, standing, cached))
+
+
+def _worth_judging(
+    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, int], draw: Callable[[], float]
+) -> Sequence[Standing]:
+    if len(standings) <= FEW_WORKERS:
+        return standings
+    holders = [standing for standing in standings if hits.get(standing.info.worker_id, 0) > 0]
+    holders.sort(key=lambda standing: hits[standing.info.worker_id], reverse=True)
+    picked = [*holders[:HOLDERS], home_of(work.prompt, standings)]
+    picked += [_one_of(standings, draw) for _ in range(RANDOM_WORKERS)]
+    return list({standing.info.worker_id: standing for standing in picked}.values())
+
+
+def _one_of(items: Sequence[T], draw: Callable[[], float]) -> T:
+    return items[int(draw() * len(items))]

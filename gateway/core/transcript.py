@@ -1,0 +1,96 @@
+"""A request's outputs as they grow: a worker's reports in, a client's events out.
+
+Invariant: every sample has exactly one Finished, and nothing after it. Tokens that a worker made before it heard
+that a stop string was found are dropped and not counted.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from gateway.core.events import Delta, Finished
+from gateway.core.stops import StopScanner
+from octavo.records import FinishReason, StepReport
+
+
+class Detokenizer(Protocol):
+    """Token ids of one sample in, text out, never half a character."""
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Text that these tokens settle."""
+        ...
+
+    def flush(self) -> str:
+        """What is left when no more tokens come."""
+        ...
+
+
+class _Sample:
+    """One output: its text so far, and whether it has ended."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
+        self._detokenizer = detokenizer
+        self._scanner = StopScanner(stops)
+        self.finished = False
+
+    def push(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """(text, tokens taken): one token at a time, so that none after a stop string is taken."""
+        text: list[str] = []
+        for taken, token in enumerate(tokens, start=1):
+            text.append(self._scanner.push(self._detokenizer.push((token,))))
+            if self._scanner.stopped:
+                return "".join(text), tuple(tokens[:taken])
+        return "".join(text), tuple(tokens)
+
+    def flush(self) -> str:
+        text = self._scanner.push(self._detokenizer.flush())
+        return text if self._scanner.stopped else text + self._scanner.flush()
+
+    @property
+    def stopped(self) -> bool:
+        return self._scanner.stopped
+
+
+class Transcript:
+    """All samples of one request."""
+
+    def __init__(self, samples: int, detokenizer: Callable[[], Detokenizer], stops: tuple[str, ...]) -> None:
+        """Expect `samples` outputs, each with a detokenizer of its own."""
+        self._samples = [_Sample(detokenizer(), stops) for _ in range(samples)]
+        self.cached_tokens = 0
+        """Of the prompt, as the worker reported it."""
+        self.output_tokens = 0
+        """Of all samples."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended."""
+        return all(sample.finished for sample in self._samples)
+
+    def add(self, report: StepReport) -> Iterator[Delta | Finished]:
+        """The events of a report about this request, in order."""
+        for prefilled in report.prefilled:
+            self.cached_tokens = prefilled.cached_tokens
+        for new in report.tokens:
+            yield from self._grow(new.sample, new.tokens)
+        for end in report.finished:
+            yield from self._end(end.sample, end.reason)
+
+    def _grow(self, at: int, tokens: Sequence[int]) -> Iterator[Delta | Finished]:
+        sample = self._samples[at]
+        if sample.finished:
+            return
+        text, taken = sample.push(tokens)
+        self.output_tokens += len(taken)
+        yield Delta(at, text, taken)
+        if sample.stopped:
+            sample.finished = True
+            yield Finished(at, FinishReason.STOP)
+
+    def _end(self, at: int, reason: FinishReason) -> Iterator[Delta | Finished]:
+        sample = self._samples[at]
+        if sample.finished:
+            return
+        sample.finished = True
+        if rest := sample.flush():
+            yield Delta(at, rest, ())
+        yield Finished(at, FinishReason.STOP if sample.stopped else reason)

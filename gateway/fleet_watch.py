@@ -1,0 +1,46 @@
+"""Adapter: what the cache manager says of the fleet, as a stream of updates that survives the manager.
+
+While the manager is away the last picture stands: the workers go on, and so does the gateway.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+import grpc
+
+from octavo.errors import InvalidRequest
+from octavo.records import FleetUpdate
+from octavo.service import open_channel
+from octavo.v1 import cache_manager_pb2 as cache_manager_v1
+from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
+from octavo.wire import fleet_from_wire
+
+log = logging.getLogger("octavo.gateway")
+
+_LEAST_DELAY_SECONDS = 0.1
+_DELAY_SPREAD_SECONDS = 0.4
+
+
+async def watch(address: str, draw: Callable[[], float]) -> AsyncGenerator[FleetUpdate]:
+    """Everything the manager at `address` says, for ever; each connection begins with a snapshot.
+
+    Connects again 100 to 500 ms after the stream was lost; `draw` gives random numbers in [0, 1), so that gateways
+    do not come back in step.
+    """
+    async with open_channel(address) as channel:
+        while True:
+            async for update in _until_lost(channel, address):
+                yield update
+            await asyncio.sleep(_LEAST_DELAY_SECONDS + _DELAY_SPREAD_SECONDS * draw())
+
+
+async def _until_lost(channel: grpc.aio.Channel, address: str) -> AsyncGenerator[FleetUpdate]:
+    stub = cache_manager_v1_grpc.CacheManagerStub(channel)
+    try:
+        async for message in stub.WatchFleet(cache_manager_v1.WatchFleetRequest()):
+            yield fleet_from_wire(message)
+    except grpc.aio.AioRpcError as error:
+        log.warning("fleet_watch_lost", extra={"address": address, "reason": error.details()})
+    except InvalidRequest as error:  # a manager that does not speak this version
+        log.error("fleet_update_malformed", extra={"address": address, "reason": str(error)})

@@ -1,0 +1,118 @@
+"""The gRPC front door: protobuf in, the dispatcher's events out as protobuf. No decision is made here."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import grpc
+
+from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
+from gateway.dispatcher import Dispatcher
+from octavo.status import Context
+from octavo.v1 import gateway_pb2 as gateway_v1
+from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
+from octavo.wire import finish_reason_to_wire, worker_to_wire
+
+
+class InferenceServicer(gateway_v1_grpc.InferenceServicer):
+    """octavo.v1.Inference."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        """Answer with what `dispatcher` says."""
+        self._dispatcher = dispatcher
+
+    async def Generate(
+        self, request: gateway_v1.GenerateRequest, context: Context
+    ) -> AsyncGenerator[gateway_v1.GenerateReply]:
+        """Serve one request. gRPC cancels this task when the client leaves or its deadline passes."""
+        events = self._dispatcher.generate(generation_from_wire(request), context.time_remaining())
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    yield event_to_wire(event)
+        except TimeoutError as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+    async def ListModels(self, request: gateway_v1.ListModelsRequest, context: Context) -> gateway_v1.ListModelsReply:
+        """The models that some worker serves now."""
+        return gateway_v1.ListModelsReply(
+            models=[
+                gateway_v1.Model(name=model.name, max_model_tokens=model.max_model_tokens, workers=model.workers)
+                for model in self._dispatcher.models()
+            ]
+        )
+
+    async def GetFleet(self, request: gateway_v1.GetFleetRequest, context: Context) -> gateway_v1.GetFleetReply:
+        """The fleet and this gateway's own load."""
+        counters = self._dispatcher.counters
+        return gateway_v1.GetFleetReply(
+            workers=[worker_to_wire(worker) for worker in self._dispatcher.fleet],
+            gateway=gateway_v1.GatewayLoad(
+                running_requests=self._dispatcher.running,
+                waiting_requests=self._dispatcher.waiting,
+                requests=counters.requests,
+                refused=counters.refused,
+                predicted_cached_tokens=counters.predicted_cached_tokens,
+                delivered_cached_tokens=counters.delivered_cached_tokens,
+            ),
+        )
+
+
+def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
+    """The request as a value; nothing is judged yet."""
+    return Generation(
+        prompt=_prompt_from_wire(message),
+        model=message.model,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        samples=message.n or 1,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        seed=message.seed if message.HasField("seed") else None,
+        stop=tuple(message.stop),
+        ignore_eos=message.ignore_eos,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _prompt_from_wire(message: gateway_v1.GenerateRequest) -> Prompt | None:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(message.text)
+        case "chat":
+            return ChatPrompt(tuple(ChatMessage(turn.role, turn.content) for turn in message.chat.messages))
+        case "tokens":
+            return TokenPrompt(tuple(message.tokens.ids))
+        case None:
+            return None
+
+
+def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
+    """An event as the message that tells a client of it."""
+    match event:
+        case Started():
+            return gateway_v1.GenerateReply(
+                started=gateway_v1.Started(
+                    request_id=event.request_id,
+                    worker_id=event.worker_id,
+                    prompt_tokens=event.prompt_tokens,
+                    predicted_cached_tokens=event.predicted_cached_tokens,
+                )
+            )
+        case Delta(sample, text, token_ids):
+            return gateway_v1.GenerateReply(delta=gateway_v1.Delta(sample=sample, text=text, token_ids=token_ids))
+        case Finished(sample, reason):
+            return gateway_v1.GenerateReply(
+                finished=gateway_v1.Finished(sample=sample, reason=finish_reason_to_wire(reason))
+            )
+        case Usage():
+            return gateway_v1.GenerateReply(
+                usage=gateway_v1.Usage(
+                    prompt_tokens=event.prompt_tokens,
+                    cached_tokens=event.cached_tokens,
+                    output_tokens=event.output_tokens,
+                    worker_id=event.worker_id,
+                    time_to_first_token_seconds=event.time_to_first_token_seconds,
+                    total_seconds=event.total_seconds,
+                )
+            )

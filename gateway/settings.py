@@ -1,0 +1,36 @@
+"""What a gateway is told by its environment."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from octavo.models import DEFAULT
+from octavo.settings import Address, ServiceSettings
+
+
+class GatewaySettings(ServiceSettings):
+    """Variables OCTAVO_*; see octavo.settings."""
+
+    cache_manager: Address = Field(default="127.0.0.1:7100", description="host:port of the cache manager")
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0", description="where the prefix index lies; it may be away at any time"
+    )
+    lookup_seconds: float = Field(
+        default=0.005,
+        gt=0,
+        le=1,
+        description="seconds a look-up in the prefix index may take before it counts as no hits",
+    )
+    model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id: whose tokenizer to use")
+    models_dir: Path = Field(default=Path("~/.cache/octavo/models"), description="folder that holds fetched models")
+    max_running_requests: int = Field(default=256, ge=1, description="requests at the workers at once")
+    max_waiting_requests: int = Field(default=1024, ge=0, description="further requests that wait for a place")
+    max_wait_seconds: float = Field(default=30.0, gt=0, description="seconds a request may wait for a place")
+    max_request_seconds: float = Field(
+        default=3600.0, gt=0, description="seconds a request may take when its client names no deadline"
+    )
+    max_attempts: int = Field(default=3, ge=1, description="workers tried before a request's first token")
+    max_samples: int = Field(default=64, ge=1, description="outputs of one request (n)")
+    max_prompt_bytes: int = Field(default=4 << 20, ge=1, description="bytes of a prompt, before it is tokenised")
+    max_stop_strings: int = Field(default=16, ge=0, description="stop strings of one request")
+    max_stop_bytes: int = Field(default=1024, ge=1, description="bytes of one stop string")

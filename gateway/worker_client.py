@@ -1,0 +1,177 @@
+"""Adapter: the Serve streams to the workers, one per worker and epoch.
+
+A stream is opened by its first request and closed when its worker's epoch is over and its last request has ended.
+Everything a worker produced in a step comes as one message; it is taken apart here, by request.
+Invariant: every call ends, be it with its last sample, an error from the worker, or WorkerLost.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from octavo.errors import InvalidRequest, OctavoError, WorkerLost
+from octavo.ids import Epoch, WorkerId
+from octavo.records import StepReport, Submission, WorkerInfo
+from octavo.service import open_channel
+from octavo.v1 import worker_pb2 as worker_v1
+from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
+from octavo.wire import report_from_wire, submission_to_wire
+
+log = logging.getLogger("octavo.gateway")
+
+Incarnation = tuple[WorkerId, Epoch]
+
+
+class WorkerCall:
+    """One request at one worker. Iterate over its reports; `close` it in any case."""
+
+    def __init__(self, stream: "_WorkerStream", request: int, samples: int) -> None:
+        self._stream = stream
+        self._request = request
+        self._unfinished = samples
+        self._reports: asyncio.Queue[StepReport | OctavoError] = asyncio.Queue()
+
+    async def next_report(self) -> StepReport:
+        """What the worker says next about this request.
+
+        Raises:
+            OctavoError: the worker refused the request.
+            WorkerLost: the worker, or the stream to it, is gone.
+        """
+        report = await self._reports.get()
+        if isinstance(report, OctavoError):
+            self._unfinished = 0
+            raise report
+        self._unfinished -= len(report.finished)
+        return report
+
+    def put(self, report: StepReport | OctavoError) -> None:
+        """For the stream: the next report, or how the request ended."""
+        self._reports.put_nowait(report)
+
+    def close(self) -> None:
+        """Forget the request; a worker that has not finished it is told to stop."""
+        self._stream.forget(self._request, cancel=self._unfinished > 0)
+
+
+class _WorkerStream:
+    """One Serve stream and the requests on it."""
+
+    def __init__(self, worker: WorkerInfo) -> None:
+        self._worker = worker
+        self._outgoing: asyncio.Queue[worker_v1.ServeRequest] = asyncio.Queue()
+        self._calls: dict[int, WorkerCall] = {}
+        self._last_request = 0
+        self.lost = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is on it."""
+        return not self._calls
+
+    def submit(self, submission: Submission) -> WorkerCall:
+        """Send a request under a number of this stream's own."""
+        self._last_request += 1
+        call = WorkerCall(self, self._last_request, submission.samples)
+        self._calls[self._last_request] = call
+        message = submission_to_wire(replace(submission, request=self._last_request))
+        self._outgoing.put_nowait(worker_v1.ServeRequest(submit=message))
+        return call
+
+    def forget(self, request: int, *, cancel: bool) -> None:
+        """Take no more reports of a request, and tell the worker if it may still be at it."""
+        if self._calls.pop(request, None) is not None and cancel:
+            self._outgoing.put_nowait(worker_v1.ServeRequest(cancel=worker_v1.Cancel(request=request)))
+
+    async def run(self) -> None:
+        """Carry messages until the stream is lost or this task is cancelled; then every call has ended."""
+        reason = "the gateway closed the stream"
+        try:
+            async with open_channel(self._worker.address) as channel:
+                stub = worker_v1_grpc.WorkerStub(channel)
+                async for message in stub.Serve(self._messages()):
+                    self._deliver(report_from_wire(message))
+            reason = "the worker ended the stream"
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or error.code().name
+        except InvalidRequest as error:  # a worker that does not speak this version
+            reason = f"malformed report: {error}"
+        finally:
+            self._end(reason)
+
+    async def _messages(self) -> AsyncGenerator[worker_v1.ServeRequest]:
+        while True:
+            yield await self._outgoing.get()
+
+    def _deliver(self, report: StepReport) -> None:
+        """Give each request its part. A request that was forgotten may still be spoken of for a step or two."""
+        for refusal in report.refused:
+            if call := self._calls.pop(refusal.request, None):
+                call.put(refusal.error)
+        for request, part in _by_request(report).items():
+            if call := self._calls.get(request):
+                call.put(part)
+
+    def _end(self, reason: str) -> None:
+        self.lost = True
+        worker = self._worker.worker_id
+        log.info("worker_stream_ended", extra={"worker": worker, "reason": reason, "requests": len(self._calls)})
+        for call in self._calls.values():
+            call.put(WorkerLost(f"worker {worker}: {reason}"))
+        self._calls.clear()
+
+
+def _by_request(report: StepReport) -> dict[int, StepReport]:
+    """A report taken apart: what it says of each request, refusals left out."""
+    parts: defaultdict[int, StepReport] = defaultdict(StepReport)
+    for new in report.tokens:
+        parts[new.request] = replace(parts[new.request], tokens=(*parts[new.request].tokens, new))
+    for done in report.prefilled:
+        parts[done.request] = replace(parts[done.request], prefilled=(done,))
+    for end in report.finished:
+        parts[end.request] = replace(parts[end.request], finished=(*parts[end.request].finished, end))
+    return parts
+
+
+class Workers:
+    """The streams of one gateway. Use as `async with`: leaving it closes them all."""
+
+    def __init__(self) -> None:
+        self._streams: dict[Incarnation, tuple[_WorkerStream, asyncio.Task[None]]] = {}
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, task in self._streams.values():
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    def submit(self, worker: WorkerInfo, submission: Submission) -> WorkerCall:
+        """Send a request to a worker; the number in `submission` is replaced by the stream's own."""
+        incarnation = (worker.worker_id, worker.epoch)
+        stream, _ = self._streams.get(incarnation, (None, None))
+        if stream is None or stream.lost:
+            stream = _WorkerStream(worker)
+            self._streams[incarnation] = (stream, self._tasks.create_task(stream.run()))
+        return stream.submit(submission)
+
+    def keep(self, live: Collection[Incarnation]) -> None:
+        """Close the streams of workers that are not live any more and on which nothing is left; call it often.
+
+        A worker that registered anew goes on with what it has, so its old stream stays until that is done.
+        """
+        for incarnation, (stream, task) in list(self._streams.items()):
+            if incarnation not in live and (stream.idle or stream.lost):
+                task.cancel()
+                del self._streams[incarnation]
