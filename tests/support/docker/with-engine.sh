@@ -22,6 +22,7 @@ PYTHON=${PYTHON:-python3}
 # One engine at a time on a machine: its bridge and packet filter rules are the machine's. The folder's name is short
 # because a socket's path may have 107 characters at most.
 RUN=/run/octavo-engine
+LOCK=/run/lock/octavo-engine
 
 say() { printf 'with-engine: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -98,8 +99,8 @@ restore_network() {
 start_engine() {
   [[ $(id -u) == 0 ]] || die "no Docker engine answers, and only root can start one"
   install_engine
-  mkdir -p "$RUN" "$ENGINE_HOME"
-  exec 9>"$RUN.lock"
+  mkdir -p "$RUN" "$ENGINE_HOME" "${LOCK%/*}"
+  exec 9>"$LOCK"
   flock -n 9 || { say "waiting for another run's engine"; flock 9; }
   stop_dockerd                        # of a run that was killed
   ! ip link show docker0 >/dev/null 2>&1 || say "docker0 is there already: its rules will be removed at the end"
