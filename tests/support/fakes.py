@@ -1,0 +1,113 @@
+"""Stand-ins for the engine's neighbours: a cache manager in this process, and a model that is a function.
+
+The model's pool holds token ids where a real one holds keys and values. It reads the whole sequence back through the
+block table before it speaks, so a wrong table, a missed copy or a block that was given away too early changes its text.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from zlib import crc32
+
+from cache_manager.core.ledger import Ledger
+from octavo.errors import StaleEpoch
+from octavo.hashing import token_bytes
+from octavo.ids import Epoch
+from octavo.records import Exchange, Grant, PoolSpec, Registered, Registration, SamplingParams
+from worker.core.step import Chunk, StepPlan, StepResult
+
+Kept = int | None
+"""What a slot holds; None was never written."""
+
+
+def next_token(tokens: Sequence[int], sampling: SamplingParams, sample: int, vocab_size: int) -> int:
+    """The token after `tokens`: greedily the same for all samples, otherwise also a function of (seed, sample)."""
+    randomness = (sampling.seed % 2**32, sample) if sampling.temperature > 0 else ()
+    return crc32(token_bytes([*tokens, *randomness])) % vocab_size
+
+
+def solo_text(
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    vocab_size: int,
+    sampling: SamplingParams | None = None,
+    sample: int = 0,
+    stop: Iterable[int] = (),
+) -> list[int]:
+    """What a request gets that runs alone; a stop token is left out."""
+    tokens = list(prompt)
+    stops = set(stop)
+    for _ in range(max_tokens):
+        token = next_token(tokens, sampling or SamplingParams(), sample, vocab_size)
+        if token in stops:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class FunctionRunner:
+    """A runner whose model is `next_token`, on a pool of token ids."""
+
+    def __init__(self, pool: PoolSpec) -> None:
+        self._spec = pool
+        self._pool: list[list[Kept]] = [[None] * pool.block_size for _ in range(pool.num_blocks)]
+        self.steps: list[StepPlan] = []
+        self.before_step: Callable[[StepPlan], None] = lambda _: None
+        """Called with every plan; may raise in the model's place."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens put through the model so far."""
+        return sum(len(chunk.tokens) for step in self.steps for chunk in step.chunks)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Copy, write every chunk, then read back and draw."""
+        self.steps.append(plan)
+        self.before_step(plan)
+        for copy in plan.copies:
+            self._pool[copy.target] = self._pool[copy.source].copy()
+        for chunk in plan.chunks:
+            for position, token in enumerate(chunk.tokens, chunk.start):
+                self._pool[chunk.table[position // self._spec.block_size]][position % self._spec.block_size] = token
+        return StepResult(tuple(self._draw(chunk) for chunk in plan.chunks))
+
+    def _draw(self, chunk: Chunk) -> tuple[int, ...]:
+        history = self._read(chunk)
+        assert all(draw.position == chunk.end for draw in chunk.draws), chunk
+        return tuple(next_token(history, draw.sampling, draw.sample, self._spec.vocab_size) for draw in chunk.draws)
+
+    def _read(self, chunk: Chunk) -> list[int]:
+        size = self._spec.block_size
+        slots = [self._pool[chunk.table[at // size]][at % size] for at in range(chunk.end)]
+        assert None not in slots, f"{chunk} reads a slot that was never written: {slots}"
+        return [token for token in slots if token is not None]
+
+
+class LedgerClient:
+    """A cache manager in this process: worker.cache_client.CacheClient over a real ledger, audited at every exchange."""
+
+    def __init__(self, lease_seconds: float = 60.0) -> None:
+        self._lease_seconds = lease_seconds
+        self._epoch = Epoch(0)
+        self.registrations: list[Registration] = []
+        self.exchanges: list[Exchange] = []
+        self.ledger: Ledger | None = None
+        self.before_exchange: Callable[[Exchange], None] = lambda _: None
+        """Called with every exchange; may raise in the manager's place."""
+
+    async def register(self, registration: Registration) -> Registered:
+        self.registrations.append(registration)
+        self._epoch = Epoch(self._epoch + 1)
+        self.ledger = Ledger(registration.pool, self._epoch)
+        return Registered(self._epoch, self._lease_seconds)
+
+    async def exchange(self, exchange: Exchange) -> Grant:
+        self.before_exchange(exchange)
+        if self.ledger is None or exchange.epoch != self._epoch:
+            raise StaleEpoch(f"epoch {exchange.epoch}, the books are of {self._epoch}")
+        self.exchanges.append(exchange)
+        grant = self.ledger.apply(exchange)
+        self.ledger.check()
+        return grant
+
+    async def close(self) -> None:
+        self.ledger = None

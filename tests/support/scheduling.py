@@ -1,0 +1,161 @@
+"""A worker's world without its service: the real scheduler, a real ledger, and a model that is a function."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cache_manager.core.ledger import Ledger
+from octavo.ids import Epoch
+from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
+from tests.support import books
+from tests.support.fakes import FunctionRunner, solo_text
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import GatewayKey
+from worker.core.step import StepPlan
+
+GATEWAY = GatewayKey(1)
+EPOCH = Epoch(1)
+
+
+def submission(request: int, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> Submission:
+    """A greedy request without stop tokens."""
+    return Submission(request=request, prompt=tuple(prompt), max_tokens=max_tokens, **fields)
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a gateway was told of one request."""
+
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    reasons: dict[int, FinishReason] = field(default_factory=dict)
+    cached_tokens: int | None = None
+    error: Exception | None = None
+
+
+class Gateways:
+    """What was told, by request number; every number is used once."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, Heard] = {}
+
+    def of(self, request: int) -> Heard:
+        return self._heard.setdefault(request, Heard())
+
+    def hear(self, report: StepReport) -> None:
+        for done in report.prefilled:
+            assert self.of(done.request).cached_tokens is None, f"request {done.request} was prefilled twice"
+            self.of(done.request).cached_tokens = done.cached_tokens
+        for new in report.tokens:
+            assert new.sample not in self.of(new.request).reasons, f"{new} after the end"
+            self.of(new.request).tokens.setdefault(new.sample, []).extend(new.tokens)
+        for end in report.finished:
+            assert end.sample not in self.of(end.request).reasons, f"{end} for the second time"
+            self.of(end.request).reasons[end.sample] = end.reason
+        for refusal in report.refused:
+            self.of(refusal.request).error = refusal.error
+
+
+class World:
+    """Drives steps by hand and checks everything after each."""
+
+    def __init__(
+        self, *, max_step_tokens: int = 16, max_running: int = 8, max_waiting: int = 1000, **pool: Any
+    ) -> None:
+        self.spec = books.pool_spec(**pool)
+        self.max_step_tokens = max_step_tokens
+        self.scheduler = Scheduler(
+            self.spec, max_step_tokens=max_step_tokens, max_running=max_running, max_waiting=max_waiting
+        )
+        self.runner = FunctionRunner(self.spec)
+        self.gateways = Gateways()
+        self.submissions: dict[int, Submission] = {}
+        self.exchanges: list[tuple[Exchange, Grant]] = []
+        self.in_flight: Callable[[], None] = lambda: None
+        """Called while an exchange is under way."""
+        self.in_step: Callable[[], None] = lambda: None
+        """Called while a step runs."""
+        self.open_books()
+
+    def open_books(self) -> None:
+        self.ledger = Ledger(self.spec, EPOCH)
+        self._step = 0
+
+    def submit(self, wanted: Submission, gateway: GatewayKey = GATEWAY) -> None:
+        self.scheduler.submit(wanted, gateway)
+        self.submissions[wanted.request] = wanted
+
+    def lose_the_manager(self) -> None:
+        self.scheduler.preempt_all()
+        self.open_books()
+
+    def exchange(self) -> StepPlan | None:
+        """One round with the ledger."""
+        self._step += 1
+        exchange = self.scheduler.plan(EPOCH, self._step)
+        grant = self.ledger.apply(exchange)
+        self.exchanges.append((exchange, grant))
+        self.in_flight()
+        plan = self.scheduler.granted(grant)
+        self.ledger.check()
+        self.scheduler.check()
+        return plan
+
+    def ask(self) -> StepPlan:
+        """Rounds until the manager and the scheduler agree on a step."""
+        for _ in range(1000):
+            plan = self.exchange()
+            if plan is not None:
+                return plan
+        raise AssertionError("asked again and again")
+
+    def step(self) -> StepPlan:
+        """One whole step."""
+        plan = self.ask()
+        if plan.chunks:
+            assert sum(len(chunk.tokens) for chunk in plan.chunks) <= self.max_step_tokens
+            for chunk in plan.chunks:
+                assert tuple(chunk.table) == self.ledger.blocks(chunk.sequence)
+            result = self.runner.execute(plan)
+            self.in_step()
+            for report in self.scheduler.apply(result).values():
+                self.gateways.hear(report)
+        self.scheduler.check()
+        return plan
+
+    def run(self, most_steps: int = 10_000) -> None:
+        """Until nothing waits or runs and the manager has been told all."""
+        for _ in range(most_steps):
+            if not self.scheduler.has_news:
+                return
+            self.step()
+        raise AssertionError(f"not at rest after {most_steps} steps: {self.scheduler.load()}")
+
+    def solo(self, request: int, sample: int = 0) -> list[int]:
+        """What a sample of the request gets if it runs alone."""
+        wanted = self.submissions[request]
+        return solo_text(
+            wanted.prompt,
+            wanted.max_tokens,
+            vocab_size=self.spec.vocab_size,
+            sampling=wanted.sampling,
+            sample=sample,
+            stop=wanted.stop_tokens,
+        )
+
+    def assert_served(self, request: int) -> None:
+        """Every sample ended, with the text of a solo run."""
+        heard, wanted = self.gateways.of(request), self.submissions[request]
+        assert heard.error is None
+        assert sorted(heard.reasons) == list(range(wanted.samples))
+        for sample in range(wanted.samples):
+            assert heard.tokens.get(sample, []) == self.solo(request, sample), (request, sample)
+
+    def assert_at_rest(self) -> None:
+        """No block has an owner, no counter is left standing."""
+        audit, load = self.ledger.audit(), self.scheduler.load()
+        assert (audit.held_blocks, audit.sequences, audit.violation) == (0, 0, "")
+        assert audit.free_blocks + audit.cached_blocks == self.spec.num_blocks
+        assert (load.running_sequences, load.waiting_sequences, load.queued_prefill_tokens) == (0, 0, 0)
+
+
+SAMPLED = SamplingParams(temperature=1.0, seed=7)

@@ -1,0 +1,30 @@
+"""What a worker can run at all: a submission is judged once, before it waits."""
+
+from octavo.errors import InvalidRequest
+from octavo.records import PoolSpec, Submission
+
+
+def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -> None:
+    """Raises InvalidRequest, naming the field and both numbers, for what could never run to its end here."""
+    _require_tokens(submission.prompt, pool.vocab_size)
+    _require_within("max_tokens", submission.max_tokens, pool.capacity_tokens)
+    _require_within("samples", submission.samples, max_samples)
+    wanted = len(submission.prompt) + submission.max_tokens
+    if wanted > pool.capacity_tokens:
+        raise InvalidRequest(
+            f"prompt + max_tokens: {len(submission.prompt)} + {submission.max_tokens} = {wanted} tokens, "
+            f"a sequence here can have {pool.capacity_tokens}"
+        )
+
+
+def _require_within(field: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InvalidRequest(f"{field}: {value}, wanted from 1 to {most}")
+
+
+def _require_tokens(prompt: tuple[int, ...], vocab_size: int) -> None:
+    if not prompt:
+        raise InvalidRequest("prompt: 0 tokens, wanted at least 1")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        at, token = next((at, token) for at, token in enumerate(prompt) if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"prompt: token id {token} at position {at}, wanted from 0 to {vocab_size - 1}")

@@ -1,0 +1,348 @@
+"""Continuous batching: which tokens each step computes, for which sequences, and who gives way when blocks are short.
+
+    exchange = scheduler.plan(epoch, step)     what the manager is told and asked
+    step_plan = scheduler.granted(grant)       None: plan and ask again, under the next step number
+    reports = scheduler.apply(step_result)     what the gateways are told
+
+The rules:
+- Decode first; then the prefills that run, in chunks; then the waiting, oldest first and none overtaken (admission.py).
+- Whoever finds too few blocks sends away the newest: first what came with this very exchange, then the newest that
+  runs. It is freed, waits in the place of its age, and is computed again later. The oldest is never sent away, so it
+  always gets on, and nobody holds blocks while waiting for blocks.
+- Samples of one request share their prompt's prefill: once it is computed, their first tokens are drawn from the same
+  logits, and the samples that go on are forked from the first. A fork that finds too few blocks leaves them waiting,
+  each as a sequence of its own.
+- A step's tokens are committed by the exchange after it. What a stop ended is never written, hence never published.
+- A cancelled sequence leaves at once; its blocks are freed by the next exchange, after the step that may still write
+  to them.
+"""
+
+from dataclasses import dataclass, field
+
+from octavo.errors import Draining, OctavoError, QueueFull
+from octavo.ids import Epoch, SequenceId
+from octavo.records import Attach, Exchange, Fork, Grant, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
+from worker.core.acceptance import require_runnable
+from worker.core.admission import Doorkeeper
+from worker.core.lineup import Lineup
+from worker.core.requests import Requests
+from worker.core.sequence import GatewayKey, Request, Sequence
+from worker.core.step import Chunk, Draw, StepPlan, StepResult
+from worker.core.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Part of a step's budget."""
+
+    sequence: Sequence
+    count: int
+    """Tokens that it may compute, at most those that remain."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """Samples that the next exchange forks from the one that computed their prompt."""
+
+    parent: SequenceId
+    children: list[Sequence]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the exchange under way asks for."""
+
+    shares: list[_Share] = field(default_factory=list[_Share])
+    children: list[Sequence] = field(default_factory=list[Sequence])
+    attached: list[Sequence] = field(default_factory=list[Sequence])
+
+
+class Scheduler:
+    """The worker's requests, queues and budget. Belongs to one task; knows no time and no I/O."""
+
+    def __init__(self, pool: PoolSpec, *, max_step_tokens: int, max_running: int, max_waiting: int) -> None:
+        """A step computes at most `max_step_tokens`; `max_running` sequences have a table at once."""
+        self._pool = pool
+        self._max_step_tokens = max_step_tokens
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._requests = Requests()
+        self._tables = Tables(pool.num_blocks)
+        self._lineup = Lineup(self._tables, max_running=max_running, block_size=pool.block_size)
+        self._door = Doorkeeper(self._tables, self._lineup, pool.block_size)
+        self._branches: list[_Branch] = []
+        self._asked = _Asked()
+        self._short = False
+        """Whether this step has sent someone away: then nobody comes in before it has run."""
+        self._step: list[tuple[Sequence, Chunk]] = []
+        self._draining = False
+
+    # ---- what comes from the gateways ------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, gateway: GatewayKey) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            InvalidRequest: it could never run to its end here, or its number is in use on that stream.
+            QueueFull: as many sequences wait as may wait.
+            Draining: the worker takes nothing new.
+        """
+        if self._draining:
+            raise Draining("the worker is draining")
+        require_runnable(submission, self._pool, self._max_running)
+        if len(self._lineup.waiting) >= self._max_waiting:
+            raise QueueFull(f"waiting: {len(self._lineup.waiting)} sequences, at most {self._max_waiting} may wait")
+        request = self._requests.accept(submission, gateway)
+        first = self._lineup.new_sequence(request, 0, list(submission.prompt))
+        first.unborn = submission.samples - 1
+        self._lineup.wait(first)
+
+    def cancel(self, gateway: GatewayKey, number: int) -> None:
+        """End a request without a word. One that is not there has just ended."""
+        self._drop(self._requests.find(gateway, number))
+
+    def cancel_gateway(self, gateway: GatewayKey) -> None:
+        """End all that came on one stream."""
+        self._drop(self._requests.of_gateway(gateway))
+
+    def drain(self) -> None:
+        """Take nothing new from now on, and say so in every exchange."""
+        self._draining = True
+
+    def refuse_all(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
+        """End every request with an error."""
+        return self._refuse(self._requests.all(), error)
+
+    # ---- what the engine asks --------------------------------------------------------------------------------
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything waits or runs."""
+        return len(self._requests) > 0
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an exchange would do more than keep the lease."""
+        return self.has_requests or self._tables.untold
+
+    def load(self) -> WorkerLoad:
+        """What is in hand. The counts of blocks are the manager's."""
+        totals = self._requests.totals
+        return WorkerLoad(
+            running_sequences=len(self._lineup.running),
+            waiting_sequences=len(self._lineup.waiting),
+            queued_prefill_tokens=self._lineup.queued_tokens,
+            prompt_tokens=totals.prompt_tokens,
+            cached_tokens=totals.cached_tokens,
+            output_tokens=totals.output_tokens,
+            preemptions=self._lineup.preemptions,
+        )
+
+    # ---- one step --------------------------------------------------------------------------------------------
+
+    def plan(self, epoch: Epoch, step: int) -> Exchange:
+        """The next exchange. Its grant must come to `granted`, or else the books are lost: `preempt_all`."""
+        forks, children = self._fork()
+        running = self._share_budget()
+        left = self._max_step_tokens - sum(share.count for share in running)
+        entering = [] if self._short else [_Share(*admitted) for admitted in self._door.admit(left)]
+        attached = [share.sequence for share in entering]
+        self._asked = _Asked([*running, *entering], children, attached)
+        commits, finished = self._tables.take_untold()
+        return Exchange(
+            epoch=epoch,
+            step=step,
+            commits=commits,
+            forks=forks,
+            finished=finished,
+            attaches=tuple(Attach(new.id, tuple(new.tokens), new.request.submission.salt) for new in attached),
+            reserves=tuple(
+                Reservation(share.sequence.id, share.count)
+                for share in self._asked.shares
+                if share.sequence not in children  # a fork reserves for them
+            ),
+            load=self.load(),
+            draining=self._draining,
+        )
+
+    def granted(self, grant: Grant) -> StepPlan | None:
+        """The step that the grant makes possible, empty if nobody is left to run; None: plan and ask again."""
+        unmet = set(grant.unmet)
+        self._enter_books(grant, unmet)
+        self._make_room(unmet)
+        self._short = self._shortage(unmet) > 0
+        if self._short:
+            return None
+        self._send_back_who_cannot_stay()
+        if self._has_room_for_more():
+            return None
+        return self._step_plan()
+
+    def apply(self, result: StepResult) -> dict[GatewayKey, StepReport]:
+        """Take in what the step has written and drawn."""
+        step, self._step = self._step, []
+        for (sequence, chunk), drawn in zip(step, result.tokens, strict=True):
+            if sequence.ended:
+                continue
+            sequence.computed = chunk.end
+            self._tables.commit(sequence, chunk.tokens)
+            if drawn:
+                self._take_drawn(sequence, drawn)
+        return self._requests.take_reports()
+
+    def step_failed(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
+        """The step raised: its requests end with `error`, all others are computed again."""
+        failed = {sequence.request for sequence, _ in self._step if not sequence.ended}
+        self._step = []
+        reports = self._refuse(list(failed), error)
+        for sequence in self._lineup.running.copy():
+            self._lineup.send_back(sequence)
+        return reports
+
+    def preempt_all(self) -> None:
+        """The books are lost and every table with them: whoever runs waits to be computed again."""
+        self._tables.forget()
+        self._fork()
+        for sequence in self._lineup.running.copy():
+            self._lineup.send_back(sequence)
+            sequence.sent_back = False  # it was no shortage
+        self._asked, self._step, self._short = _Asked(), [], False
+
+    def check(self) -> None:
+        """Assert the invariants that hold between two calls of the engine's loop."""
+        self._lineup.check()
+        lined_up = {*self._lineup.waiting, *self._lineup.running}
+        branching = {child for branch in self._branches for child in branch.children if not child.ended}
+        live = {sequence for request in self._requests.all() for sequence in request.live}
+        assert lined_up | branching == live, (lined_up, branching, live)
+        assert not lined_up & branching, (lined_up, branching)
+        for sequence in live:
+            assert sequence.remaining > 0, sequence.age
+            assert sequence.computed <= len(sequence.table) * self._pool.block_size, sequence.age
+
+    # ---- parts of a step -------------------------------------------------------------------------------------
+
+    def _fork(self) -> tuple[tuple[Fork, ...], list[Sequence]]:
+        """The forks that are due, and their children, which run from now on."""
+        forks: list[Fork] = []
+        children: list[Sequence] = []
+        for branch in self._branches:
+            born = [child for child in branch.children if not child.ended]
+            if born:
+                forks.append(Fork(branch.parent, tuple(child.id for child in born), reserve=1))
+            for child in born:
+                self._lineup.run(child)
+            children += born
+        self._branches = []
+        return tuple(forks), children
+
+    def _share_budget(self) -> list[_Share]:
+        """Shares of the running sequences, oldest first; decodes were served before prefills."""
+        left = self._max_step_tokens
+        shares: list[_Share] = []
+        for sequence in sorted(self._lineup.running, key=lambda sequence: sequence.remaining > 1):
+            if left > 0:
+                count = min(sequence.remaining, left)
+                shares.append(_Share(sequence, count))
+                left -= count
+        return sorted(shares, key=lambda share: share.sequence.age)
+
+    def _enter_books(self, grant: Grant, unmet: set[SequenceId]) -> None:
+        """Follow the grant: who has a table now, and what is in it."""
+        born = [child for child in self._asked.children if child.id not in unmet]
+        for sequence in (*born, *self._asked.attached):
+            self._tables.enter(sequence)
+        self._tables.take_in(grant)
+        for child in self._asked.children:
+            if child.id in unmet and not child.ended:
+                self._lineup.send_back(child)  # to be attached by itself
+        for sequence in self._asked.attached:
+            self._door.learn(sequence)
+
+    def _shortage(self, unmet: set[SequenceId]) -> int:
+        """About how many blocks are missing for the unmet reserves of those that still run."""
+        short = (share.sequence for share in self._asked.shares if share.sequence.id in unmet)
+        return sum(max(1, sequence.growth(self._pool.block_size)) for sequence in short if not sequence.ended)
+
+    def _make_room(self, unmet: set[SequenceId]) -> None:
+        """Send away as many of the newest as the unmet reserves need, but never the last one."""
+        newcomers = [sequence for sequence in self._asked.attached if sequence in self._tables]
+        newest = [*reversed(newcomers), *(old for old in reversed(self._lineup.running) if old not in newcomers)]
+        for sequence in newest[:-1]:
+            if self._shortage(unmet) <= self._tables.returning:
+                break
+            self._lineup.send_back(sequence)
+        assert not self._shortage(unmet) or self._tables.untold, f"{self._pool.num_blocks} blocks are too few: {newest}"
+
+    def _send_back_who_cannot_stay(self) -> None:
+        """Of those that came in, only as many stay as can be computed to the end of what they know."""
+        for sequence in reversed(self._asked.attached):
+            if self._door.shortfall() <= 0 or len(self._lineup.running) == 1:
+                break
+            if sequence in self._tables:
+                self._lineup.send_back(sequence)
+
+    def _has_room_for_more(self) -> bool:
+        """Whether prefix hits have left budget for more, and all who came in have stayed."""
+        attached = self._asked.attached
+        computes = sum(min(share.count, share.sequence.remaining) for share in self._asked.shares)
+        return (
+            bool(attached)
+            and all(sequence in self._tables for sequence in attached)
+            and computes < self._max_step_tokens
+            and self._door.would_admit()
+        )
+
+    def _step_plan(self) -> StepPlan:
+        self._step = [
+            (share.sequence, self._chunk(share)) for share in self._asked.shares if share.sequence in self._tables
+        ]
+        for sequence, _ in self._step:
+            self._requests.count_prompt(sequence)
+        if not self._step:
+            return StepPlan(())
+        return StepPlan(tuple(chunk for _, chunk in self._step), self._tables.take_copies())
+
+    def _chunk(self, share: _Share) -> Chunk:
+        """The share's tokens; behind the last known one, a draw for the sample and for each unborn one."""
+        sequence = share.sequence
+        start, known = sequence.computed, len(sequence.tokens)
+        end = min(start + share.count, known)
+        samples = range(sequence.sample, sequence.sample + sequence.width) if end == known else ()
+        sampling = sequence.request.submission.sampling
+        return Chunk(
+            sequence=sequence.id,
+            start=start,
+            tokens=tuple(sequence.tokens[start:end]),
+            table=sequence.table,
+            draws=tuple(Draw(sampling, sample, known) for sample in samples),
+        )
+
+    # ---- ends ------------------------------------------------------------------------------------------------
+
+    def _take_drawn(self, first: Sequence, drawn: tuple[int, ...]) -> None:
+        """The next token of a sample, and of those that are born with it."""
+        self._requests.prefilled(first.request)
+        children = [self._lineup.new_child(first, sample) for sample in range(1, first.width)]
+        first.unborn = 0
+        for sequence, token in zip((first, *children), drawn, strict=True):
+            if self._requests.drawn(sequence, token):
+                self._end(sequence)
+        if children:
+            self._branches.append(_Branch(first.id, children))
+
+    def _end(self, sequence: Sequence) -> None:
+        self._lineup.end(sequence)
+        if not sequence.request.live:
+            self._requests.forget(sequence.request)
+
+    def _drop(self, requests: list[Request]) -> None:
+        for request in requests:
+            for sequence in request.live.copy():
+                self._end(sequence)
+
+    def _refuse(self, requests: list[Request], error: OctavoError) -> dict[GatewayKey, StepReport]:
+        for request in requests:
+            self._requests.refused(request, error)
+        self._drop(requests)
+        return self._requests.take_reports()

@@ -1,0 +1,83 @@
+"""The scheduler's records: what a gateway asked for, and each token stream that answers it.
+
+A sequence waits, runs (its table is in the manager's books) or has ended. Whenever it loses its table it goes back to
+waiting under a new id, so an id never means two tables.
+"""
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+from octavo.ids import BlockId, SequenceId
+from octavo.records import Submission
+
+GatewayKey = NewType("GatewayKey", int)
+"""One Serve stream of this worker; drawn by the engine, never used twice."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """What a gateway submitted, until its last sample has ended."""
+
+    gateway: GatewayKey
+    submission: Submission
+    arrival: int
+    """Place in the order of submissions: the lower, the older."""
+    live: list["Sequence"] = field(default_factory=list["Sequence"])
+    """Samples that exist and have not ended."""
+    cached_tokens: int | None = None
+    """Reused by the attach that its first computation stood on; None before that."""
+    prefilled: bool = False
+    """Whether the gateway was told that the prompt is computed."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One sample's token stream.
+
+    [0, computed) lies in the pool, [computed, len(tokens)) is known and waits to be computed. At rest the second range
+    is never empty: the newest token is written by the step that draws its successor.
+    """
+
+    request: Request
+    sample: int
+    id: SequenceId
+    tokens: list[int]
+    """The prompt, then the output."""
+    unborn: int = 0
+    """Samples that will be forked from this one when its prompt is computed."""
+    computed: int = 0
+    reused: int = 0
+    """Of the computed positions, those that it found published when it was attached, or took from its parent."""
+    table: list[BlockId] = field(default_factory=list[BlockId])
+    sent_back: bool = False
+    """It lost its table to a shortage, and is let in again only when there is room for all its tokens."""
+    ended: bool = False
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Sorts the oldest first."""
+        return self.request.arrival, self.sample
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens still to compute: 1 in decode, usually more in prefill."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def width(self) -> int:
+        """Places it takes among the running sequences: its own and those of its unborn samples."""
+        return 1 + self.unborn
+
+    @property
+    def outputs(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - len(self.request.submission.prompt)
+
+    def growth(self, block_size: int) -> int:
+        """Blocks to add before all known tokens have a place."""
+        return max(0, blocks_for(len(self.tokens), block_size) - len(self.table))
+
+
+def blocks_for(positions: int, block_size: int) -> int:
+    """Blocks that positions [0, positions) lie in."""
+    return -(-positions // block_size)
