@@ -1,0 +1,258 @@
+"""One suite for every implementation of `worker.kernels.Attend`.
+
+On a machine with a CUDA device the Triton kernel runs there; elsewhere it runs in Triton's interpreter.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.paged_batch import PagedBatch, make_batch
+from worker.kernels import Attend, native, reference, torch_cpu
+from worker.kernels.native_build import NativeUnavailable
+
+S = 16
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+DTYPES = [torch.float32, torch.bfloat16]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Implementation:
+    attend: Attend
+    longest: int = 1000
+    """The interpreter takes about a millisecond for each block that a head reads."""
+    examples: int | None = None
+    """Of hypothesis; None leaves it to the profile."""
+    device: torch.device = CPU
+
+    def __call__(self, batch: PagedBatch) -> torch.Tensor:
+        return self.attend(**batch.to(self.device).arguments).cpu()
+
+
+def _native() -> Implementation:
+    try:
+        return Implementation(native.load(torch.float32, torch.float32, 64))
+    except NativeUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+def _triton() -> Implementation:
+    pytest.importorskip("triton")
+    from worker.kernels import paged_decode
+
+    if torch.cuda.is_available():
+        return Implementation(paged_decode.attend, device=torch.device("cuda"))
+    return Implementation(paged_decode.attend, longest=5 * S + 3, examples=10)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[], Implementation]] = {
+    "reference": lambda: Implementation(reference.attend),
+    "torch": lambda: Implementation(torch_cpu.attend),
+    "native": _native,
+    "triton": _triton,
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, scope="module")
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    return IMPLEMENTATIONS[request.param]()
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_decodes_of_every_length_agree_with_the_oracle(
+    implementation: Implementation, group: int, dtype: torch.dtype
+) -> None:
+    lengths = (1, S - 1, S, S + 1, 3 * S, implementation.longest)
+    batch = make_batch([(n - 1, 1) for n in lengths], heads=2 * group, kv_heads=2, dtype=dtype)
+
+    assert batch.worst_error(implementation(batch)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_chunks_and_decodes_in_one_batch_agree_with_the_oracle(
+    implementation: Implementation, group: int, dtype: torch.dtype
+) -> None:
+    spans = [(0, S + 1), (40, 1), (S, S), (2 * S - 1, 2), (0, 2), (5, 75), (0, 1), (150, 3)]
+    batch = make_batch(spans, heads=group, kv_heads=1, dtype=dtype)
+
+    assert batch.worst_error(implementation(batch)) < TOLERANCE[dtype]
+
+
+def test_a_chunk_of_several_panels_agrees_with_the_oracle(implementation: Implementation) -> None:
+    batch = make_batch([(70, 130)], heads=3, kv_heads=1, head_dim=32)
+
+    assert batch.worst_error(implementation(batch)) < TOLERANCE[torch.float32]
+
+
+def test_what_an_unwritten_slot_holds_never_leaks(implementation: Implementation) -> None:
+    """S55: every slot that no position owns holds NaN; any length from 1 to three blocks."""
+    batch = make_batch([(n - 1, 1) for n in range(1, 3 * S + 1)], heads=1, head_dim=16)
+
+    out = implementation(batch)
+
+    assert not out.isnan().any()
+    assert batch.worst_error(out) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_company_in_the_batch_changes_no_bit(implementation: Implementation, dtype: torch.dtype) -> None:
+    longest = min(600, implementation.longest)
+    spans = [(longest - 1, 1), (3, 9), (0, 1), (S, 1), (30, 17), (2 * S, 1), (0, 40)]
+    batch = make_batch(spans, heads=3, kv_heads=1, dtype=dtype)
+
+    together = implementation(batch)
+
+    for b, span in enumerate(batch.spans):
+        assert torch.equal(implementation(batch.alone(b)), together[span]), f"sequence {b} differs alone"
+
+
+def test_the_number_of_threads_changes_no_bit_of_the_native_result(threads: Callable[[int], None]) -> None:
+    batch = make_batch([(999, 1), (0, 70), (300, 1), (100, 30)], heads=6, kv_heads=2)
+    results = []
+
+    for count in (1, 2, 5):
+        threads(count)
+        results.append(_native()(batch))
+
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_the_cut_of_a_prompt_into_chunks_changes_no_bit_of_the_native_result() -> None:
+    """What a cold prompt computes in one chunk, a hit computes in a shorter one (S1)."""
+    whole = make_batch([(0, 200)], heads=3, kv_heads=1)
+    tail = replace(
+        whole,
+        q=whole.q[77:],
+        query_starts=torch.tensor([0, 123], dtype=torch.int32),
+        expected=whole.expected[77:],
+    )
+
+    assert torch.equal(_native()(whole)[77:], _native()(tail))
+
+
+def test_pools_and_queries_may_be_strided_views(implementation: Implementation) -> None:
+    batch = make_batch([(20, 1), (0, 5), (40, 1)], heads=4, kv_heads=2, head_dim=32)
+    strided = replace(
+        batch,
+        q=batch.q.transpose(0, 1).contiguous().transpose(0, 1),
+        k_pool=torch.stack([batch.k_pool, batch.v_pool], dim=3)[:, :, :, 0],
+        v_pool=batch.v_pool.transpose(1, 2).contiguous().transpose(1, 2),
+    )
+
+    assert torch.equal(implementation(strided), implementation(batch))
+
+
+def test_blocks_beyond_two_to_the_31_elements_are_reached(implementation: Implementation) -> None:
+    if implementation.device != CPU:
+        pytest.skip("needs 8 GB of device memory; on a CPU pages that nobody touches cost nothing")
+    batch = make_batch([(20, 1), (3, 6)], heads=1, head_dim=64, dtype=torch.bfloat16)
+    far = 2**31 // batch.k_pool[0].numel()
+    count = batch.k_pool.shape[0]
+    k_pool, v_pool = (torch.empty(far + count, *batch.k_pool.shape[1:], dtype=torch.bfloat16) for _ in range(2))
+    k_pool[far:], v_pool[far:] = batch.k_pool, batch.v_pool
+    moved = replace(batch, k_pool=k_pool, v_pool=v_pool, tables=batch.tables.clamp(max=count) + far)
+
+    assert torch.equal(implementation(moved), implementation(batch))
+
+
+def test_an_empty_batch_has_an_empty_result(implementation: Implementation) -> None:
+    batch = make_batch([(3, 1)])
+    empty = replace(
+        batch,
+        q=batch.q[:0],
+        tables=batch.tables[:0],
+        lengths=batch.lengths[:0],
+        query_starts=torch.zeros(1, dtype=torch.int32),
+    )
+
+    assert implementation(empty).shape == (0, 3, 64)
+
+
+@st.composite
+def batches(draw: st.DrawFn, head_dims: list[int]) -> PagedBatch:
+    kv_heads = draw(st.integers(1, 3))
+    spans = st.tuples(st.integers(0, 70), st.one_of(st.just(1), st.integers(2, 30)))
+    return make_batch(
+        draw(st.lists(spans, min_size=1, max_size=4)),
+        heads=kv_heads * draw(st.integers(1, 6)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from(head_dims)),
+        block_size=draw(st.integers(1, 40)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        kv_dtype=draw(st.sampled_from(DTYPES)),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_any_batch_agrees_with_the_oracle(name: str) -> None:
+    implementation = IMPLEMENTATIONS[name]()
+    head_dims = [16, 64, 80, 128, 208] if name == "native" else [8, 40, 64, 80]
+
+    @settings(max_examples=implementation.examples or settings().max_examples)
+    @given(batches(head_dims))
+    def agrees(batch: PagedBatch) -> None:
+        worst = max((batch.q.dtype, batch.k_pool.dtype), key=TOLERANCE.__getitem__)
+        assert batch.worst_error(implementation(batch)) < TOLERANCE[worst]
+
+    agrees()
+
+
+GOOD = make_batch([(20, 1), (0, 5), (30, 1)], heads=4, kv_heads=2)
+BAD: dict[str, tuple[dict[str, object], str]] = {
+    "q axes": ({"q": GOOD.q[0]}, "q has 2 axes, wanted 3"),
+    "v_pool shape": ({"v_pool": GOOD.v_pool[1:]}, r"v_pool is \[7, .*, k_pool \[8, "),
+    "v_pool dtype": ({"v_pool": GOOD.v_pool.half()}, r"v_pool is .* torch.float16 .*, k_pool .* torch.float32"),
+    "head size": ({"q": GOOD.q[..., :32]}, "k_pool has heads of 64 elements, q of 32"),
+    "heads": ({"q": GOOD.q[:, :3]}, "q has 3 heads, no multiple of k_pool's 2"),
+    "q stride": (
+        {"q": GOOD.q.transpose(1, 2).contiguous().transpose(1, 2)},
+        "q has stride 4 on its last axis, wanted 1",
+    ),
+    "tables dtype": ({"tables": GOOD.tables.long()}, "tables is torch.int64, wanted torch.int32"),
+    "lengths": ({"lengths": GOOD.lengths[:2]}, "lengths has 2 entries, wanted 3 for 3 rows of tables"),
+    "starts": ({"query_starts": GOOD.query_starts[:3]}, "query_starts has 3 entries, wanted 4 for 3 rows of tables"),
+    "device": ({"lengths": GOOD.lengths.to("meta")}, "lengths is on meta, q on cpu"),
+}
+OUT_OF_BOUNDS: dict[str, tuple[dict[str, list[object]], str]] = {
+    "rows of q": ({"query_starts": [0, 1, 6, 9]}, "query_starts go from 0 to 9, wanted 0 to 7, the rows of q"),
+    "no query": ({"query_starts": [0, 1, 1, 7]}, r"query_starts\[1\] is 1 and the next 1: every sequence has a query"),
+    "backwards": ({"query_starts": [0, 9, 6, 7]}, r"query_starts\[1\] is 9 and the next 6"),
+    "too short": ({"lengths": [21, 4, 31]}, r"lengths\[1\] is 4, fewer than its 5 queries"),
+    "too long": ({"lengths": [21, 5, 65]}, r"lengths\[2\] is 65, its row of tables holds 64 positions"),
+    "no such block": ({"tables": [[0, 8, 0], [1, 0, 0], [2, 3, 0]]}, r"tables\[0, 1\] is block 8, the pool has 8"),
+    "negative block": ({"tables": [[0, 1, 0], [-1, 0, 0], [2, 3, 0]]}, r"tables\[1, 0\] is block -1, the pool has 8"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_arguments_that_do_not_fit_are_refused_by_name(implementation: Implementation, case: str) -> None:
+    changed, message = BAD[case]
+
+    with pytest.raises(ValueError, match=message):
+        implementation.attend(**(GOOD.arguments | changed))
+
+
+@pytest.mark.parametrize("case", OUT_OF_BOUNDS)
+def test_values_out_of_bounds_are_refused_by_name(implementation: Implementation, case: str) -> None:
+    changed, message = OUT_OF_BOUNDS[case]
+    tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in changed.items()}
+
+    with pytest.raises(ValueError, match=message):
+        implementation.attend(**(GOOD.arguments | tensors))

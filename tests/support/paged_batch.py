@@ -1,0 +1,118 @@
+"""Builds a step's attention arguments over a hostile pool, and what they must come to.
+
+Hostile: blocks lie scrambled, every slot that no position owns holds NaN in K and in V, and table entries that no
+position needs point outside the pool.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+NOWHERE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedBatch:
+    """Arguments of `worker.kernels.Attend`, with the answer in float64."""
+
+    q: torch.Tensor
+    k_pool: torch.Tensor
+    v_pool: torch.Tensor
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    query_starts: torch.Tensor
+    scale: float
+    expected: torch.Tensor
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        names = ("q", "k_pool", "v_pool", "tables", "lengths", "query_starts", "scale")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def spans(self) -> list[slice]:
+        """Each sequence's rows of q."""
+        return [slice(start, end) for start, end in pairwise(self.query_starts.tolist())]
+
+    def alone(self, b: int) -> "PagedBatch":
+        """Sequence b without its company, on the same pool."""
+        span = self.spans[b]
+        return replace(
+            self,
+            q=self.q[span],
+            tables=self.tables[b : b + 1],
+            lengths=self.lengths[b : b + 1],
+            query_starts=torch.tensor([0, span.stop - span.start], dtype=torch.int32, device=self.q.device),
+            expected=self.expected[span],
+        )
+
+    def to(self, device: torch.device) -> "PagedBatch":
+        tensors = {name: x.to(device) for name, x in self.arguments.items() if isinstance(x, torch.Tensor)}
+        return replace(self, **tensors)
+
+    def worst_error(self, out: torch.Tensor) -> float:
+        """The largest relative error of any sequence: |out - expected| / |expected|. NaN if there is one in `out`."""
+        difference = out.cpu().double() - self.expected
+        errors = [difference[span].norm() / self.expected[span].norm() for span in self.spans]
+        return torch.stack(errors).max().item()
+
+
+def make_batch(
+    spans: Sequence[tuple[int, int]],
+    *,
+    heads: int = 3,
+    kv_heads: int = 1,
+    head_dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    seed: int = 0,
+) -> PagedBatch:
+    """A batch of sequences given as (history, new tokens)."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = [history + new for history, new in spans]
+    blocks = [-(-length // block_size) for length in lengths]
+    num_blocks = sum(blocks) + 3
+    k_pool, v_pool = (
+        torch.full((num_blocks, kv_heads, block_size, head_dim), torch.nan, dtype=kv_dtype or dtype) for _ in range(2)
+    )
+    tables = torch.full((len(spans), max(blocks) + 2), NOWHERE, dtype=torch.int32)
+    free = torch.randperm(num_blocks, generator=random).tolist()
+    scale = head_dim**-0.5
+    queries, expected = [], []
+    for b, (history, new) in enumerate(spans):
+        tables[b, : blocks[b]] = torch.tensor([free.pop() for _ in range(blocks[b])])
+        q = torch.randn(new, heads, head_dim, generator=random).to(dtype)
+        k, v = (torch.randn(history + new, kv_heads, head_dim, generator=random).to(k_pool.dtype) for _ in range(2))
+        for position in range(history + new):
+            block, offset = int(tables[b, position // block_size]), position % block_size
+            k_pool[block, :, offset], v_pool[block, :, offset] = k[position], v[position]
+        queries.append(q)
+        expected.append(_attend_densely(q.double(), k.double(), v.double(), scale))
+    return PagedBatch(
+        q=torch.cat(queries),
+        k_pool=k_pool,
+        v_pool=v_pool,
+        tables=tables,
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+        query_starts=torch.tensor([0, *(new for _, new in spans)]).cumsum(0).int(),
+        scale=scale,
+        expected=torch.cat(expected),
+    )
+
+
+def _attend_densely(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One query and one head at a time, in the dtype given: q [T, Hq, D]; k, v [n, Hkv, D] -> [T, Hq, D]."""
+    tokens, heads, _ = q.shape
+    length, kv_heads, _ = k.shape
+    out = torch.empty_like(q)
+    for t in range(tokens):
+        visible = slice(0, length - tokens + t + 1)
+        for head in range(heads):
+            kv_head = head // (heads // kv_heads)
+            weights = ((k[visible, kv_head] @ q[t, head]) * scale).softmax(dim=0)
+            out[t, head] = weights @ v[visible, kv_head]
+    return out

@@ -1,0 +1,105 @@
+"""Attention through block tables: one interface, several implementations with the same meaning.
+
+Shapes are written with these letters, here and in every module of the package:
+
+    B   sequences of a step              Hq   query heads
+    T   new tokens of a step, of all     Hkv  key/value heads; Hq / Hkv query heads read each of them
+        sequences one after another      D    elements of a head
+    N   blocks of the pool               S    positions of a block
+    M   entries of a row of `tables`
+
+`reference` is the meaning; every other implementation is held to it by tests/contract/test_attention.py.
+Modules that need a compiler or Triton are imported when they are chosen, never before.
+"""
+
+import logging
+from typing import Protocol
+
+import torch
+
+from worker.kernels.arguments import check_batch
+
+__all__ = ["Attend", "check_batch", "choose"]
+
+log = logging.getLogger("octavo.worker")
+
+
+class Attend(Protocol):
+    """Causal attention of a ragged batch of prefill chunks and decodes over paged keys and values."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        query_starts: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attend every new token to its sequence's history and to the new tokens up to itself.
+
+        The keys and values of the new tokens are in the pool already. No implementation lets a sequence's result
+        depend on its company in the batch, nor on what slots beyond its length hold.
+
+        Args:
+            q: [T, Hq, D], the queries of sequence b in rows query_starts[b] to query_starts[b + 1].
+            k_pool: [N, Hkv, S, D]; any strides, but the elements of a head lie side by side.
+            v_pool: [N, Hkv, S, D], likewise.
+            tables: int32 [B, M]; entry i is the block of positions i * S to (i + 1) * S. Entries past a sequence's
+                length are not read.
+            lengths: int32 [B], history and new tokens together; a sequence's queries are its last positions.
+            query_starts: int32 [B + 1], from 0 to T; every sequence has at least one query.
+            scale: factor of the scores, usually D ** -0.5.
+
+        Returns:
+            [T, Hq, D], contiguous, in q's dtype.
+
+        Raises:
+            ValueError: an argument does not fit the others; the message names it with both numbers. What the
+                values of `tables`, `lengths` and `query_starts` point to is checked for tensors on the CPU only,
+                as on a GPU it would stall the step: there, call `check_batch` on the host's copies once a step.
+        """
+        ...
+
+
+def choose(
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    kv_dtype: torch.dtype | None = None,
+) -> Attend:
+    """Pick the fastest implementation that takes such tensors here, and log which and why, once.
+
+    Args:
+        device: where the pool lies.
+        dtype: of the queries.
+        head_dim: D.
+        kv_dtype: of the pool; the queries' own by default.
+    """
+    if device.type == "cuda":
+        from worker.kernels import paged_decode
+
+        return _announce(paged_decode.attend, "triton", device, "decodes in Triton, prefill chunks in plain torch")
+    if device.type != "cpu":
+        from worker.kernels import reference
+
+        return _announce(reference.attend, "reference", device, f"slower: no kernel is written for {device.type}")
+    return _choose_cpu(device, dtype, kv_dtype or dtype, head_dim)
+
+
+def _choose_cpu(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> Attend:
+    from worker.kernels import native, torch_cpu
+    from worker.kernels.native_build import NativeUnavailable
+
+    try:
+        attend = native.load(dtype, kv_dtype, head_dim)
+    except NativeUnavailable as unavailable:
+        return _announce(torch_cpu.attend, "torch", device, f"slower than native: {unavailable}")
+    return _announce(attend, "native", device, "compiled for this machine")
+
+
+def _announce(attend: Attend, backend: str, device: torch.device, reason: str) -> Attend:
+    log.info("attention_backend", extra={"backend": backend, "device": str(device), "reason": reason})
+    return attend

@@ -1,0 +1,128 @@
+"""What the arguments of an attention call must be to one another; messages name the tensor and both numbers."""
+
+from itertools import pairwise
+
+import torch
+
+
+def check_arguments(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    query_starts: torch.Tensor,
+) -> None:
+    """`check_tensors`, and on the CPU, where reading values costs no stall, `check_batch`.
+
+    Raises:
+        ValueError: an argument does not fit the others.
+    """
+    check_tensors(q, k_pool, v_pool, tables, lengths, query_starts)
+    if q.device.type == "cpu":
+        num_blocks, _, block_size, _ = k_pool.shape
+        check_batch(tables, lengths, query_starts, tokens=q.shape[0], num_blocks=num_blocks, block_size=block_size)
+
+
+def check_tensors(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    query_starts: torch.Tensor,
+) -> None:
+    """Check ranks, shapes, dtypes, devices and strides: cheap enough for every call, since no value is read.
+
+    Raises:
+        ValueError: two of them do not fit each other.
+    """
+    _check_pools(q, k_pool, v_pool)
+    _check_plan(tables, lengths, query_starts)
+    for name, tensor in (("k_pool", k_pool), ("tables", tables), ("lengths", lengths), ("query_starts", query_starts)):
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
+
+
+def _check_pools(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> None:
+    _check_rank("q", q, 3)
+    _check_rank("k_pool", k_pool, 4)
+    if v_pool.shape != k_pool.shape or v_pool.dtype != k_pool.dtype or v_pool.device != k_pool.device:
+        raise ValueError(f"v_pool is {_kind(v_pool)}, k_pool {_kind(k_pool)}")
+    if k_pool.shape[3] != q.shape[2]:
+        raise ValueError(f"k_pool has heads of {k_pool.shape[3]} elements, q of {q.shape[2]}")
+    if q.shape[1] % k_pool.shape[1]:
+        raise ValueError(f"q has {q.shape[1]} heads, no multiple of k_pool's {k_pool.shape[1]}")
+    for name, tensor in (("q", q), ("k_pool", k_pool), ("v_pool", v_pool)):
+        _check_last_axis(name, tensor)
+
+
+def _check_plan(tables: torch.Tensor, lengths: torch.Tensor, query_starts: torch.Tensor) -> None:
+    _check_rank("tables", tables, 2)
+    sequences = tables.shape[0]
+    for name, tensor, wanted in (("lengths", lengths, sequences), ("query_starts", query_starts, sequences + 1)):
+        _check_rank(name, tensor, 1)
+        if tensor.shape[0] != wanted:
+            raise ValueError(f"{name} has {tensor.shape[0]} entries, wanted {wanted} for {sequences} rows of tables")
+    for name, tensor in (("tables", tables), ("lengths", lengths), ("query_starts", query_starts)):
+        if tensor.dtype != torch.int32:
+            raise ValueError(f"{name} is {tensor.dtype}, wanted torch.int32")
+        _check_last_axis(name, tensor)
+
+
+def _check_rank(name: str, tensor: torch.Tensor, wanted: int) -> None:
+    if tensor.dim() != wanted:
+        raise ValueError(f"{name} has {tensor.dim()} axes, wanted {wanted}")
+
+
+def _check_last_axis(name: str, tensor: torch.Tensor) -> None:
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name} has stride {tensor.stride(-1)} on its last axis, wanted 1")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+
+
+def check_batch(
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    query_starts: torch.Tensor,
+    *,
+    tokens: int,
+    num_blocks: int,
+    block_size: int,
+) -> None:
+    """Check what the values point to: every query has its row, every position its block, every block its pool.
+
+    Args:
+        tables: int32 [B, M], on the CPU, like the other two.
+        lengths: int32 [B].
+        query_starts: int32 [B + 1].
+        tokens: T, the rows of q.
+        num_blocks: N.
+        block_size: S.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+    starts = query_starts.tolist()
+    if starts[0] != 0 or starts[-1] != tokens:
+        raise ValueError(f"query_starts go from {starts[0]} to {starts[-1]}, wanted 0 to {tokens}, the rows of q")
+    capacity = tables.shape[1] * block_size
+    for b, (length, (start, end)) in enumerate(zip(lengths.tolist(), pairwise(starts), strict=True)):
+        if end <= start:
+            raise ValueError(f"query_starts[{b}] is {start} and the next {end}: every sequence has a query")
+        if length < end - start:
+            raise ValueError(f"lengths[{b}] is {length}, fewer than its {end - start} queries")
+        if length > capacity:
+            raise ValueError(f"lengths[{b}] is {length}, its row of tables holds {capacity} positions")
+    _check_blocks(tables, lengths, num_blocks, block_size)
+
+
+def _check_blocks(tables: torch.Tensor, lengths: torch.Tensor, num_blocks: int, block_size: int) -> None:
+    used = torch.arange(tables.shape[1]) * block_size < lengths[:, None]
+    outside = (used & ((tables < 0) | (tables >= num_blocks))).nonzero()
+    if len(outside):
+        b, i = outside[0].tolist()
+        raise ValueError(f"tables[{b}, {i}] is block {tables[b, i].item()}, the pool has {num_blocks}")

@@ -1,0 +1,108 @@
+"""The keys and values of one worker: for every layer two tensors of blocks, and how many blocks fit.
+
+The worker is the truth about what these tensors hold; who may use which block is the cache manager's book.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from worker.kernels import block_ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolShape:
+    """What one block is made of."""
+
+    num_layers: int
+    kv_heads: int
+    block_size: int
+    """Positions of a block."""
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Keys and values of `block_size` positions in all layers."""
+        elements = self.num_layers * self.kv_heads * self.block_size * self.head_dim
+        return 2 * elements * self.dtype.itemsize
+
+    def blocks_within(self, budget_bytes: int) -> int:
+        """How many blocks fit into a budget.
+
+        Raises:
+            ValueError: not even one does.
+        """
+        if budget_bytes < self.bytes_per_block:
+            raise ValueError(f"the KV budget is {budget_bytes} bytes, one block takes {self.bytes_per_block}")
+        return budget_bytes // self.bytes_per_block
+
+
+class KVPool:
+    """Per layer `k_pool` and `v_pool` [N, Hkv, S, D], all of one allocation; written by `kernels.block_ops` only.
+
+    A block that nobody has written holds zeros, but nothing may rely on it: attention never reads it.
+    """
+
+    def __init__(self, shape: PoolShape, num_blocks: int, device: torch.device) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"the pool has {num_blocks} blocks, wanted at least 1")
+        self.shape = shape
+        self.num_blocks = num_blocks
+        size = (shape.num_layers, 2, num_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
+        # Zeros rather than empty: on a CPU this touches the pages, so memory that is not there fails now.
+        storage = torch.zeros(size, dtype=shape.dtype, device=device)
+        self._layers = tuple((layer[0], layer[1]) for layer in storage)
+
+    @classmethod
+    def within_budget(cls, shape: PoolShape, budget_bytes: int, device: torch.device) -> "KVPool":
+        """As many blocks as fit into `budget_bytes`.
+
+        Raises:
+            ValueError: not even one does.
+        """
+        return cls(shape, shape.blocks_within(budget_bytes), device)
+
+    @classmethod
+    def within_free_memory(cls, shape: PoolShape, fraction: float, device: torch.device) -> "KVPool":
+        """As many blocks as fit into a share (0 to 1) of what a CUDA device has free, after the model is loaded.
+
+        Raises:
+            ValueError: not even one does, or the fraction is out of range.
+        """
+        free, _ = torch.cuda.mem_get_info(device)
+        return cls.within_budget(shape, budget_of(free, fraction), device)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Positions of all blocks."""
+        return self.num_blocks * self.shape.block_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all blocks."""
+        return self.num_blocks * self.shape.bytes_per_block
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(k_pool, v_pool)` of one layer, each [N, Hkv, S, D]."""
+        return self._layers[index]
+
+    def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write one layer's new keys and values [T, Hkv, D] into `slots`, int64 [T]; see `block_ops.write`."""
+        block_ops.write(*self._layers[layer], k, v, slots)
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks (source, target), in order, in all layers; see `block_ops.copy_blocks`."""
+        block_ops.copy_blocks((pool for layer in self._layers for pool in layer), copies)
+
+
+def budget_of(free_bytes: int, fraction: float) -> int:
+    """The bytes that a share (0 to 1) of the free memory comes to.
+
+    Raises:
+        ValueError: the fraction is out of range.
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"the share of free memory is {fraction}, wanted more than 0 and at most 1")
+    return int(free_bytes * fraction)
