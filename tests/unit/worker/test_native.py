@@ -1,0 +1,197 @@
+"""Building the native code: once, by several at a time, not at all; and which implementation a worker gets."""
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+import torch
+
+from worker.kernels import choose, native, native_build, reference, torch_cpu
+from worker.kernels.native_build import NativeUnavailable
+
+CPU = torch.device("cpu")
+ANSWER = 'extern "C" int answer() { return 42; }\n'
+
+needs_compiler = pytest.mark.skipif(
+    not any(shutil.which(name) for name in native_build.COMPILERS), reason="no C++ compiler on PATH"
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "answer.cpp"
+    path.write_text(ANSWER)
+    return path
+
+
+def _compiler() -> str:
+    return next(path for name in native_build.COMPILERS if (path := shutil.which(name)))
+
+
+def _counting_compiler(folder: Path) -> Path:
+    """A compiler that leaves one line in `calls` for each time it is used."""
+    script = folder / "counting-compiler"
+    script.write_text(f'#!/bin/sh\necho called >> {folder / "calls"}\nexec {_compiler()} "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+@needs_compiler
+def test_a_source_is_compiled_once_and_found_again(tmp_path: Path, source: Path) -> None:
+    compiler = _counting_compiler(tmp_path)
+
+    for _ in range(2):
+        library = native_build.load(source, cache=tmp_path / "cache", compilers=[str(compiler)])
+        assert library.answer() == 42
+
+    assert (tmp_path / "calls").read_text() == "called\n"
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@needs_compiler
+def test_a_changed_source_is_compiled_again(tmp_path: Path, source: Path) -> None:
+    native_build.load(source, cache=tmp_path / "cache")
+    source.write_text(ANSWER.replace("42", "43"))
+
+    assert native_build.load(source, cache=tmp_path / "cache").answer() == 43
+
+
+@needs_compiler
+def test_a_file_cut_short_is_built_anew(tmp_path: Path, source: Path) -> None:
+    cache = tmp_path / "cache"
+    native_build.load(source, cache=cache)
+    (built,) = cache.iterdir()
+    built.unlink()  # the loaded one stays mapped; the name gets a broken file
+    built.write_bytes(b"\x7fELF")
+
+    assert native_build.load(source, cache=cache).answer() == 42
+
+
+def _load_at_once(start: Barrier, source: Path, cache: Path) -> None:
+    start.wait(60)
+    sys.exit(0 if native_build.load(source, cache=cache).answer() == 42 else 1)
+
+
+@needs_compiler
+def test_workers_that_build_at_once_all_get_whole_code(tmp_path: Path, source: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start = context.Barrier(2)
+    cache = tmp_path / "cache"
+    workers = [context.Process(target=_load_at_once, args=(start, source, cache)) for _ in range(2)]
+
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert len(list(cache.iterdir())) == 1, "no half-made file is left behind"
+
+
+def test_without_a_compiler_the_reason_names_those_that_were_sought(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler: none of no-such-cc, nor-this is on PATH"):
+        native_build.load(source, cache=tmp_path / "cache", compilers=["no-such-cc", "nor-this"])
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, source: Path) -> None:
+    source.write_text("this is not C++\n")
+
+    with pytest.raises(NativeUnavailable, match=r"failed with status 1: .*answer\.cpp:1:1: error"):
+        native_build.load(source, cache=tmp_path / "cache")
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, source: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(NativeUnavailable, match=r"cannot write .*/file/octavo"):
+        native_build.load(source, cache=tmp_path / "file" / "octavo")
+
+
+@needs_compiler
+def test_the_package_compiles_without_a_warning() -> None:
+    compiler = _compiler()
+    flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", *native_build.FLAGS]
+
+    done = subprocess.run([compiler, *flags, str(native.SOURCE)], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "head_dim", "reason"),
+    [
+        (torch.float16, torch.float32, 64, "queries of torch.float16"),
+        (torch.float32, torch.float16, 64, "a pool of torch.float16"),
+        (torch.float32, torch.float32, 40, "heads of 40 elements"),
+        (torch.float32, torch.float32, 272, "heads of 272 elements"),
+        (torch.float32, torch.float32, 0, "heads of 0 elements"),
+    ],
+)
+def test_what_the_native_code_lacks_goes_to_torch_with_the_reason(
+    caplog: pytest.LogCaptureFixture, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, reason: str
+) -> None:
+    with caplog.at_level(logging.INFO, logger="octavo.worker"):
+        attend = choose(device=CPU, dtype=dtype, kv_dtype=kv_dtype, head_dim=head_dim)
+
+    assert attend is torch_cpu.attend
+    (record,) = caplog.records
+    assert record.getMessage() == "attention_backend"
+    assert record.__dict__["backend"] == "torch"
+    assert record.__dict__["reason"].startswith(f"slower than native: {reason}")
+
+
+@needs_compiler
+def test_a_cpu_with_a_compiler_gets_the_native_code(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="octavo.worker"):
+        attend = choose(device=CPU, dtype=torch.float32, head_dim=64)
+
+    assert isinstance(attend, native.NativeAttention)
+    assert [(r.getMessage(), r.__dict__["backend"], r.__dict__["device"]) for r in caplog.records] == [
+        ("attention_backend", "native", "cpu")
+    ]
+
+
+def test_an_unknown_device_gets_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="octavo.worker"):
+        attend = choose(device=torch.device("meta"), dtype=torch.float32, head_dim=64)
+
+    assert attend is reference.attend
+    assert caplog.records[0].__dict__["reason"] == "slower: no kernel is written for meta"
+
+
+BARE_MACHINE = """
+import json, logging, sys, torch
+sys.modules["triton"] = None  # importing it fails, as where it is not installed
+records = []
+handler = logging.Handler()
+handler.emit = lambda record: records.append(record)
+logging.getLogger("octavo.worker").addHandler(handler)
+logging.getLogger("octavo.worker").setLevel(logging.INFO)
+import worker.kernels
+attend = worker.kernels.choose(device=torch.device("cpu"), dtype=torch.float32, head_dim=64)
+print(json.dumps({"attend": attend.__module__, "reasons": [record.reason for record in records]}))
+"""
+
+
+def test_a_machine_without_compiler_and_triton_still_attends_and_says_why(tmp_path: Path) -> None:
+    environment = os.environ | {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    done = subprocess.run(
+        [sys.executable, "-c", BARE_MACHINE], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+
+    said = json.loads(done.stdout)
+    assert said["attend"] == "worker.kernels.torch_cpu"
+    assert said["reasons"] == ["slower than native: no C++ compiler: none of g++, c++, clang++ is on PATH"]
