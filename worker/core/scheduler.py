@@ -165,6 +165,10 @@ class Scheduler:
             draining=self._draining,
         )
 
+    def heartbeat(self, epoch: Epoch, step: int) -> Exchange:
+        """Keeps the lease while a step runs: asks for nothing, and tells nothing of what has to wait for its end."""
+        return Exchange(epoch=epoch, step=step, load=self.load(), draining=self._draining)
+
     def granted(self, grant: Grant) -> StepPlan | None:
         """The step that the grant makes possible, empty if nobody is left to run; None: plan and ask again."""
         unmet = set(grant.unmet)

@@ -1,0 +1,107 @@
+"""python -m worker: load the model, compose the service and run it until SIGTERM."""
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from octavo import models, settings, telemetry
+from octavo.errors import OctavoError
+from octavo.ids import Incarnation, WorkerId
+from octavo.records import PoolSpec, Registration
+from octavo.service import Service, run
+from octavo.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+from worker.cache_client import AttendClient
+from worker.core.scheduler import Scheduler
+from worker.engine import Engine
+from worker.runner import Runner, RunnerOptions, open_runner
+from worker.servicer import SERVICE_NAME, WorkerServicer
+from worker.settings import WorkerSettings
+
+log = logging.getLogger("octavo.worker")
+
+STOP_SECONDS = 1.0
+"""For streams that have nothing more to say."""
+
+
+async def serve(config: WorkerSettings) -> None:
+    """Serve until asked to stop, then finish what runs. Ready as long as the cache manager knows this worker."""
+    # One thread loads the model and runs every step: a new thread would start its own set of compute threads.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "model"))
+    runner, pool = await load(config)
+    client = AttendClient(config.cache_manager, config.exchange_seconds)
+    service = Service(config.listen, [SERVICE_NAME])
+    scheduler = Scheduler(
+        pool,
+        max_step_tokens=config.max_step_tokens,
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+    )
+    engine = Engine(
+        scheduler, runner, client, set_ready=service.set_ready, max_unread_reports=config.max_unread_reports
+    )
+    add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
+    port = await service.start(ready=False)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loop = tasks.create_task(engine.run(registration_of(config, pool, port)))
+            await service.until_asked_to_stop()
+            await engine.drain(config.grace_seconds)
+            loop.cancel()
+    finally:
+        await client.close()
+        await service.stop(STOP_SECONDS)
+
+
+async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
+    """The model on its pool. Takes seconds, in the model's thread."""
+    folder = models.find(config.model, config.models_dir.expanduser())
+    options = RunnerOptions(
+        device=config.device,
+        dtype=config.dtype,
+        threads=config.threads,
+        kv_memory_bytes=config.kv_memory,
+        block_size=config.block_size,
+    )
+    log.info("model_loading", extra={"model": folder.name, "path": str(folder.path)})
+    started = time.monotonic()
+    runner, pool = await asyncio.to_thread(open_runner, folder, options)
+    log.info(
+        "model_loaded",
+        extra={
+            "model": folder.name,
+            "seconds": round(time.monotonic() - started, 1),
+            "dtype": pool.dtype,
+            "blocks": pool.num_blocks,
+            "pool_tokens": pool.num_blocks * pool.block_size,
+        },
+    )
+    return runner, pool
+
+
+def registration_of(config: WorkerSettings, pool: PoolSpec, port: int) -> Registration:
+    """What the cache manager is told of this process."""
+    return Registration(
+        worker_id=WorkerId(config.worker_id or f"worker-{secrets.token_hex(4)}"),
+        incarnation=Incarnation(secrets.randbits(64)),
+        address=config.advertised(port),
+        pool=pool,
+    )
+
+
+def main() -> None:
+    """Read the environment and serve."""
+    config = settings.read(WorkerSettings, "An Octavo worker.")
+    telemetry.configure("worker", config.log_level)
+    try:
+        run(serve(config))
+    except* (FileNotFoundError, ValueError, OctavoError) as failures:  # said in one line; others are bugs
+        for failure in failures.exceptions:
+            log.error("cannot_serve", extra={"reason": str(failure)})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

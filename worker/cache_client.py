@@ -1,0 +1,110 @@
+"""Adapter: the cache manager as seen by one worker. One Attend stream, on which one question is open at a time.
+
+A stream that cannot be used any more, for whatever reason, is a ConnectionError; what the manager refuses is the very
+error that it raised. After either, only `register` helps: it opens a new stream.
+"""
+
+import asyncio
+import contextlib
+from typing import Any, Protocol
+
+import grpc
+
+from octavo.errors import OctavoError
+from octavo.records import Exchange, Grant, Registered, Registration
+from octavo.service import open_channel
+from octavo.status import translated
+from octavo.v1 import cache_manager_pb2 as v1
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from octavo.wire import exchange_to_wire, grant_from_wire, registered_from_wire, registration_to_wire
+
+
+class CacheClient(Protocol):
+    """A cache manager, near or far."""
+
+    async def register(self, registration: Registration) -> Registered:
+        """Join, or join anew: what was held under an earlier registration is gone.
+
+        Raises:
+            ConnectionError: the manager is not there.
+            OctavoError: it refuses the worker.
+        """
+        ...
+
+    async def exchange(self, exchange: Exchange) -> Grant:
+        """Tell and ask.
+
+        Raises:
+            ConnectionError: the manager, or the stream to it, is gone; whether it heard is not known.
+            StaleEpoch: the registration is over.
+            OctavoError: it refuses the exchange, and nothing of it has happened.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Leave. The manager frees all that this worker held."""
+        ...
+
+
+class AttendClient:
+    """A cache manager over gRPC."""
+
+    def __init__(self, address: str, deadline_seconds: float) -> None:
+        """`address` is host:port; a question without an answer for `deadline_seconds` ends the stream."""
+        self._channel = open_channel(address)
+        self._stub: v1_grpc.CacheManagerAsyncStub = v1_grpc.CacheManagerStub(self._channel)
+        self._deadline_seconds = deadline_seconds
+        self._call: Any = None
+
+    async def register(self, registration: Registration) -> Registered:
+        """See CacheClient."""
+        self._hang_up()
+        self._call = self._stub.Attend()
+        reply = await self._ask(v1.AttendRequest(register=registration_to_wire(registration)), "registered")
+        return registered_from_wire(reply.registered)
+
+    async def exchange(self, exchange: Exchange) -> Grant:
+        """See CacheClient."""
+        reply = await self._ask(v1.AttendRequest(exchange=exchange_to_wire(exchange)), "grant")
+        return grant_from_wire(reply.grant)
+
+    async def close(self) -> None:
+        """See CacheClient."""
+        self._hang_up()
+        await self._channel.close()
+
+    async def _ask(self, message: v1.AttendRequest, wanted: str) -> v1.AttendReply:
+        if self._call is None:
+            raise ConnectionError("no stream to the cache manager: register first")
+        try:
+            with translated():
+                async with asyncio.timeout(self._deadline_seconds):
+                    reply = await self._say_and_hear(message)
+        except OctavoError:
+            self._hang_up()
+            raise
+        except TimeoutError as error:
+            self._hang_up()
+            raise ConnectionError(f"the cache manager did not answer within {self._deadline_seconds:g} s") from error
+        except grpc.RpcError as error:
+            self._hang_up()
+            raise ConnectionError(f"the cache manager is lost: {_why(error)}") from error
+        if reply is None or reply.WhichOneof("kind") != wanted:
+            self._hang_up()
+            raise ConnectionError("the cache manager ended the stream")
+        return reply
+
+    async def _say_and_hear(self, message: v1.AttendRequest) -> v1.AttendReply | None:
+        with contextlib.suppress(asyncio.InvalidStateError):  # the stream has ended; reading tells why
+            await self._call.write(message)
+        reply = await self._call.read()
+        return reply if isinstance(reply, v1.AttendReply) else None
+
+    def _hang_up(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+def _why(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)

@@ -1,0 +1,243 @@
+"""The worker's loop: plan, exchange (until the manager and the scheduler agree), execute, apply, report.
+
+One task runs the loop. Submissions and cancels are plain calls on the same event loop; they fall between two awaits of
+it and take effect with the next plan, so there are no locks. The model runs in a thread, one step at a time.
+
+What keeps every request alive:
+- Commits and frees that are left when nothing runs are flushed at once. An idle worker, or one whose step takes long,
+  sends an exchange every third of the lease.
+- When the manager is lost, or says that the epoch is over, all that ran is computed again under a new registration.
+- A step that raises ends the requests that were in it, and no others.
+- No gateway is waited for: one that does not read loses its stream, and its requests are cancelled.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol
+
+from octavo.errors import Draining, OctavoError, QueueFull, StaleEpoch
+from octavo.ids import Epoch
+from octavo.records import Exchange, Grant, Refusal, Registration, StepReport, Submission
+from worker.cache_client import CacheClient
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import GatewayKey
+from worker.core.step import StepPlan, StepResult
+
+log = logging.getLogger("octavo.worker.engine")
+
+FIRST_PAUSE_SECONDS = 0.1
+LAST_PAUSE_SECONDS = 0.5
+FLUSH_SECONDS = 2.0
+"""For the last exchange of a drained worker."""
+
+
+class StepRunner(Protocol):
+    """The model on its pool."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step; called from one thread at a time."""
+        ...
+
+
+class Outbox:
+    """The reports for one gateway, in order. The engine puts and never waits."""
+
+    def __init__(self, key: GatewayKey, limit: int) -> None:
+        self.key = key
+        self._limit = limit
+        self._reports: asyncio.Queue[StepReport | None] = asyncio.Queue()
+        self._error: Exception | None = None
+        self.closed = False
+
+    def put(self, report: StepReport) -> None:
+        """Add a report. Closes the outbox when more than `limit` would be unread."""
+        if self._reports.qsize() >= self._limit:
+            self.close(QueueFull(f"{self._limit} reports are unread, at most {self._limit} may be"))
+        if not self.closed:
+            self._reports.put_nowait(report)
+
+    def close(self, error: Exception | None = None) -> None:
+        """Add nothing more; the reader gets what is there, then `error` or the end."""
+        if not self.closed:
+            self.closed, self._error = True, error
+            self._reports.put_nowait(None)
+
+    async def reports(self) -> AsyncGenerator[StepReport]:
+        """Every report as it comes. Raises what `close` was given."""
+        while (report := await self._reports.get()) is not None:
+            yield report
+        if self._error is not None:
+            raise self._error
+
+
+class Engine:
+    """Owns the scheduler; sees to it that everything accepted ends."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        client: CacheClient,
+        *,
+        set_ready: Callable[[bool], Awaitable[None]],
+        max_unread_reports: int = 1024,
+    ) -> None:
+        """`set_ready` is told whether new requests are welcome."""
+        self._scheduler = scheduler
+        self._runner = runner
+        self._client = client
+        self._set_ready = set_ready
+        self._max_unread_reports = max_unread_reports
+        self._outboxes: dict[GatewayKey, Outbox] = {}
+        self._keys = itertools.count(1)
+        self._woken = asyncio.Event()
+        self._at_rest = asyncio.Event()
+        self._draining = False
+        self._epoch = Epoch(0)
+        self._step = 0
+        self._heartbeat_seconds = 1.0
+
+    # ---- what the servicer calls -----------------------------------------------------------------------------
+
+    def open_outbox(self) -> Outbox:
+        """For a gateway that has come."""
+        key = GatewayKey(next(self._keys))
+        self._outboxes[key] = Outbox(key, self._max_unread_reports)
+        return self._outboxes[key]
+
+    def close_outbox(self, outbox: Outbox) -> None:
+        """The gateway is gone, and all that it asked for is cancelled."""
+        outbox.close()
+        self._outboxes.pop(outbox.key, None)
+        self._scheduler.cancel_gateway(outbox.key)
+        self._wake()
+
+    def submit(self, outbox: Outbox, submission: Submission) -> None:
+        """Let a request wait for its turn. Raises as Scheduler.submit, or QueueFull on a stream that has ended."""
+        if outbox.closed:
+            raise QueueFull("the stream has ended")
+        self._scheduler.submit(submission, outbox.key)
+        self._wake()
+
+    def refuse(self, outbox: Outbox, request: int, error: OctavoError) -> None:
+        """Tell the gateway that one request is not taken."""
+        self._publish({outbox.key: StepReport(refused=(Refusal(request, error),))})
+
+    def cancel(self, outbox: Outbox, request: int) -> None:
+        """End a request without a word."""
+        self._scheduler.cancel(outbox.key, request)
+        self._wake()
+
+    # ---- life ------------------------------------------------------------------------------------------------
+
+    async def run(self, registration: Registration) -> None:
+        """Serve until cancelled. Raises the manager's OctavoError if it will not have this worker at all."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                await self._register(registration)
+                pause = FIRST_PAUSE_SECONDS
+                await self._attend()
+            except (ConnectionError, StaleEpoch, Draining) as error:
+                log.warning("manager_lost", extra={"epoch": self._epoch, "reason": str(error)})
+            self._scheduler.preempt_all()
+            await self._set_ready(False)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Take nothing new, let what runs finish within the grace, refuse the rest, tell the manager, end streams."""
+        self._draining = True
+        self._scheduler.drain()
+        if not await self._rested_within(grace_seconds):
+            self._publish(self._scheduler.refuse_all(Draining("the worker is shutting down")))
+            await self._rested_within(FLUSH_SECONDS)
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    async def _rested_within(self, seconds: float) -> bool:
+        """Whether, after at least one more exchange, nothing was left to do and nothing to tell in time."""
+        self._at_rest.clear()
+        self._wake()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._at_rest.wait()
+        return self._at_rest.is_set()
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    async def _register(self, registration: Registration) -> None:
+        registered = await self._client.register(registration)
+        self._epoch, self._step = registered.epoch, 0
+        self._heartbeat_seconds = registered.lease_seconds / 3
+        log.info("registered", extra={"epoch": registered.epoch, "lease_seconds": registered.lease_seconds})
+        await self._set_ready(not self._draining)
+
+    async def _attend(self) -> None:
+        """Step after step, as long as the registration holds."""
+        while True:
+            self._woken.clear()
+            await self._run_step()
+            if not self._scheduler.has_news:
+                self._at_rest.set()
+                await self._sleep()
+
+    async def _run_step(self) -> None:
+        plan = None
+        while plan is None:
+            grant = await self._exchange(self._scheduler.plan(self._epoch, self._next_step()))
+            plan = self._scheduler.granted(grant)
+        if plan.chunks:
+            self._publish(await self._execute(plan))
+
+    async def _execute(self, plan: StepPlan) -> dict[GatewayKey, StepReport]:
+        """Run the step and take its result in. However this ends, the thread has ended before."""
+        running = asyncio.create_task(asyncio.to_thread(self._runner.execute, plan))
+        try:
+            while not running.done():
+                await asyncio.wait({running}, timeout=self._heartbeat_seconds)
+                if not running.done():
+                    await self._exchange(self._scheduler.heartbeat(self._epoch, self._next_step()))
+        finally:
+            await asyncio.wait({running})
+            failure = running.exception()
+        if failure is not None:
+            log.error("step_failed", exc_info=failure, extra={"sequences": len(plan.chunks)})
+            return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
+        return self._scheduler.apply(running.result())
+
+    async def _exchange(self, exchange: Exchange) -> Grant:
+        """Raises ConnectionError or StaleEpoch when the worker must register again."""
+        try:
+            return await self._client.exchange(exchange)
+        except (StaleEpoch, Draining):
+            raise
+        except OctavoError as error:  # the two sides disagree about the books: a bug in one of them
+            log.error("exchange_refused", exc_info=error, extra={"epoch": exchange.epoch, "step": exchange.step})
+            raise StaleEpoch(f"the manager refuses step {exchange.step}") from error
+
+    def _next_step(self) -> int:
+        self._step += 1
+        return self._step
+
+    async def _sleep(self) -> None:
+        """Until somebody calls, or the lease wants to be renewed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._heartbeat_seconds):
+                await self._woken.wait()
+
+    def _wake(self) -> None:
+        self._at_rest.clear()
+        self._woken.set()
+
+    def _publish(self, reports: dict[GatewayKey, StepReport]) -> None:
+        for key, report in reports.items():
+            outbox = self._outboxes.get(key)
+            if outbox is None:
+                continue
+            outbox.put(report)
+            if outbox.closed:
+                self._scheduler.cancel_gateway(key)

@@ -1,0 +1,38 @@
+"""What a worker is told by its environment."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ByteSize, Field
+
+from octavo.models import DEFAULT
+from octavo.settings import Address, ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """Variables OCTAVO_*; see octavo.settings."""
+
+    cache_manager: Address = Field(default="127.0.0.1:7100", description="host:port of the cache manager")
+    worker_id: str | None = Field(
+        default=None, max_length=128, description="what the fleet calls this worker; unset: drawn at random"
+    )
+    model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id")
+    models_dir: Path = Field(default=Path("~/.cache/octavo/models"), description="folder that holds fetched models")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="of weights, activations and pool; auto: float32 on a CPU, bfloat16 on CUDA"
+    )
+    threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: one a core")
+    kv_memory: ByteSize = Field(
+        default=ByteSize(256 << 20), gt=0, validate_default=True, description="bytes of the KV pool, as 256MiB"
+    )
+    block_size: int = Field(default=16, ge=1, le=4096, description="positions a block")
+    max_step_tokens: int = Field(default=512, ge=1, description="tokens computed in one step, at most")
+    max_running: int = Field(default=64, ge=1, description="sequences that hold blocks at once, at most")
+    max_waiting: int = Field(default=4096, ge=1, description="further sequences that wait for a place, at most")
+    max_unread_reports: int = Field(
+        default=1024, ge=1, description="steps a gateway may lag behind before its stream is ended"
+    )
+    exchange_seconds: float = Field(
+        default=5.0, gt=0, description="seconds without an answer after which the cache manager counts as lost"
+    )
