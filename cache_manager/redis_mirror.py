@@ -64,7 +64,9 @@ class RedisMirror:
 
     async def run(self) -> None:
         """Follow the queue until cancelled."""
-        while True:
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # asked, since redis-py loses a cancellation that meets a reply
             try:
                 await self._wait()
                 await self._tell(self._changes.take())

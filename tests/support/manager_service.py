@@ -1,12 +1,12 @@
-"""A real cache manager service in this process, on loopback, under a clock that the test moves; and worker stand-ins."""
+"""A real cache manager service in this process, on loopback, under a clock that the test moves; stand-in workers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from cache_manager.change_queue import ChangeQueue
+from cache_manager.change_queue import MAX_PENDING, ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
@@ -46,9 +46,11 @@ class Clock:
 class ManagerService:
     """The service and what stands behind it."""
 
-    def __init__(self, manager: Manager, clock: Clock, channel: Any) -> None:
+    def __init__(self, manager: Manager, changes: ChangeQueue, clock: Clock, channel: Any) -> None:
         self.manager = manager
+        self.changes = changes
         self.clock = clock
+        self.channel = channel
         self.stub = v1_grpc.CacheManagerStub(channel)
 
     async def audit(self, worker: str) -> PoolAudit:
@@ -150,18 +152,20 @@ class WorkerStandIn:
 
 
 @asynccontextmanager
-async def manager_service(redis_url: str | None = None) -> AsyncGenerator[ManagerService]:
+async def manager_service(
+    redis_url: str | None = None, *, ttl_seconds: float = 60, max_pending: int = MAX_PENDING
+) -> AsyncGenerator[ManagerService]:
     """The service for the time of the context, with a mirror if it is told of a Redis; every exchange is audited."""
-    clock, changes = Clock(), ChangeQueue()
+    clock, changes = Clock(), ChangeQueue(max_pending)
     manager = Manager(changes, lease_seconds=LEASE_SECONDS, audit_every_exchange=True)
     service = Service("127.0.0.1:0", [SERVICE_NAME])
     v1_grpc.add_CacheManagerServicer_to_server(CacheManagerServicer(manager, clock), service.server)
-    mirror = None if redis_url is None else RedisMirror(redis_url, changes, ttl_seconds=60, linger_seconds=0)
+    mirror = None if redis_url is None else RedisMirror(redis_url, changes, ttl_seconds=ttl_seconds, linger_seconds=0)
     following = None if mirror is None else asyncio.create_task(mirror.run())
     port = await service.start()
     try:
         async with open_channel(f"127.0.0.1:{port}") as channel:
-            yield ManagerService(manager, clock, channel)
+            yield ManagerService(manager, changes, clock, channel)
     finally:
         await service.stop(0)
         if mirror is not None and following is not None:
@@ -171,8 +175,8 @@ async def manager_service(redis_url: str | None = None) -> AsyncGenerator[Manage
             await mirror.close()
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition: Callable[[], Awaitable[Any]]) -> None:
     """Return when the condition (a coroutine function) holds; fails after 10 seconds."""
     async with asyncio.timeout(10):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110  # Redis tells nobody that a key has changed
             await asyncio.sleep(0.005)

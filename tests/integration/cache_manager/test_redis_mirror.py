@@ -1,0 +1,248 @@
+"""The copy of the prefix index in a real Redis follows the books, whatever happens to Redis."""
+
+import logging
+import random
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from octavo.hashing import block_hashes
+from octavo.index_schema import index_member
+from tests.support import books
+from tests.support.manager_service import ManagerService, WorkerStandIn, manager_service, until
+from tests.support.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+async def redis() -> AsyncGenerator[RedisServer]:
+    async with redis_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def service(redis: RedisServer) -> AsyncGenerator[ManagerService]:
+    async with manager_service(redis.url) as service:
+        yield service
+
+
+def prompt(number: int, blocks: int = 2) -> list[int]:
+    """A prompt of so many full blocks of 4, and 2 tokens more; none shares a block with another number's."""
+    return [number, *range(500, 500 + 4 * blocks + 1)]
+
+
+def members(*prompts: list[int]) -> set[bytes]:
+    """What the SET of a worker holds that has computed these prompts."""
+    root = books.pool_spec().chain_root().hash()
+    return {index_member(block) for tokens in prompts for block in block_hashes(root, tokens, 4)}
+
+
+async def until_index_is(redis: RedisServer, worker: WorkerStandIn, wanted: set[bytes]) -> None:
+    async def agrees() -> bool:
+        return await redis.client.smembers(worker.index) == wanted
+
+    await until(agrees)
+
+
+async def until_key_is_gone(redis: RedisServer, key: str) -> None:
+    async def gone() -> bool:
+        return not await redis.client.exists(key)
+
+    await until(gone)
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, event: str) -> None:
+    async def logged() -> bool:
+        return event in caplog.messages
+
+    await until(logged)
+
+
+async def test_the_index_holds_the_hashes_of_the_full_blocks(redis: RedisServer, service: ManagerService) -> None:
+    """The hashes are those that a gateway computes from the tokens (octavo.hashing)."""
+    async with service.worker() as worker:
+        await worker.compute(1, prompt(1, blocks=3))
+        await until_index_is(redis, worker, members(prompt(1, blocks=3)))
+
+
+async def test_an_evicted_block_leaves_the_index(redis: RedisServer, service: ManagerService) -> None:
+    """S30: the tail of the old chain goes first."""
+    async with service.worker(num_blocks=5) as worker:
+        await worker.compute(1, prompt(1, blocks=3))
+        await until_index_is(redis, worker, members(prompt(1, blocks=3)))
+        await worker.exchange(finished=[1])
+        await worker.compute(2, prompt(2, blocks=2))
+        await until_index_is(redis, worker, members(prompt(1, blocks=2), prompt(2, blocks=2)))
+
+
+async def test_the_index_follows_random_work(redis: RedisServer, service: ManagerService) -> None:
+    random.seed(8)
+    async with service.worker(num_blocks=12) as worker:
+        for sequence in range(1, 100):
+            await worker.compute(sequence, prompt(random.randrange(6), blocks=random.randrange(1, 9)))
+            await worker.exchange(finished=[sequence])
+        published = {index_member(block) for block in service.changes.truth(worker.index)}
+        assert len(published) > 6
+        await until_index_is(redis, worker, published)
+
+
+async def test_each_worker_has_an_index_of_its_own(redis: RedisServer, service: ManagerService) -> None:
+    async with service.worker("w1") as one, service.worker("w2") as two:
+        await one.compute(1, prompt(1))
+        await two.compute(1, prompt(2))
+        await until_index_is(redis, one, members(prompt(1)))
+        await until_index_is(redis, two, members(prompt(2)))
+
+
+async def test_the_index_of_a_dropped_stream_is_dropped(redis: RedisServer, service: ManagerService) -> None:
+    async with service.fleet() as fleet:
+        async with service.worker() as worker:
+            await worker.compute(1, prompt(1))
+            await until_index_is(redis, worker, members(prompt(1)))
+        await fleet.until(lambda update: update.gone == ("w",))
+    await until_key_is_gone(redis, worker.index)
+
+
+async def test_a_new_epoch_begins_with_an_empty_index(redis: RedisServer, service: ManagerService) -> None:
+    async with service.worker() as earlier:
+        await earlier.compute(1, prompt(1))
+        await until_index_is(redis, earlier, members(prompt(1)))
+        async with service.worker() as later:
+            assert later.index != earlier.index
+            await until_key_is_gone(redis, earlier.index)
+            await later.compute(1, prompt(2))
+            await until_index_is(redis, later, members(prompt(2)))
+
+
+async def test_a_manager_that_stops_drops_its_indexes(redis: RedisServer) -> None:
+    async with AsyncExitStack() as stack:
+        service = await stack.enter_async_context(manager_service(redis.url))
+        worker = WorkerStandIn(service.stub)
+        await worker.register(books.pool_spec())
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        service.manager.close()
+    assert not await redis.client.exists(worker.index)
+
+
+async def test_an_index_lives_only_while_it_is_renewed(redis: RedisServer) -> None:
+    async with manager_service(redis.url, ttl_seconds=30) as service, service.worker() as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        assert 0 < await redis.client.pttl(worker.index) <= 30_000
+
+
+async def test_the_time_to_live_is_renewed_while_the_worker_says_nothing(redis: RedisServer) -> None:
+    async with manager_service(redis.url, ttl_seconds=0.3) as service, service.worker() as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        await redis.client.persist(worker.index)
+
+        async def mortal() -> bool:
+            return await redis.client.pttl(worker.index) > 0
+
+        await until(mortal)
+
+
+async def test_exchanges_go_on_without_redis_and_its_return_completes_the_index(
+    redis: RedisServer, service: ManagerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S43, the manager's half: the index is killed and comes back empty. Its loss is said once, and its return."""
+    caplog.set_level(logging.INFO, "octavo")
+    async with service.worker(num_blocks=64) as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        await redis.stop()
+        for number in range(2, 8):
+            await worker.compute(number, prompt(number))
+        await until_logged(caplog, "index_mirror_lost")
+        await worker.compute(8, prompt(8))
+        await redis.start()
+        await until_index_is(redis, worker, members(*map(prompt, range(1, 9))))
+        await until_logged(caplog, "index_mirror_found")
+    assert caplog.messages.count("index_mirror_lost") == caplog.messages.count("index_mirror_found") == 1
+
+
+async def test_a_manager_may_start_before_redis(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    await redis.stop()
+    async with manager_service(redis.url) as service, service.worker() as worker:
+        await until_logged(caplog, "index_mirror_lost")
+        await worker.compute(1, prompt(1))
+        await redis.start()
+        await until_index_is(redis, worker, members(prompt(1)))
+
+
+async def test_a_restart_between_two_batches_is_noticed(redis: RedisServer, service: ManagerService) -> None:
+    """The client reconnects by itself and sees no error; only the size of the SET tells."""
+    async with service.worker() as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        await redis.stop()
+        await redis.start()
+        await worker.compute(2, prompt(2))
+        await until_index_is(redis, worker, members(prompt(1), prompt(2)))
+
+
+async def test_an_index_that_was_wiped_while_nothing_happens_comes_back(redis: RedisServer) -> None:
+    async with manager_service(redis.url, ttl_seconds=0.3) as service, service.worker() as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        await redis.client.flushall()
+        await until_index_is(redis, worker, members(prompt(1)))
+
+
+async def test_a_key_that_holds_something_else_costs_that_key_only(
+    redis: RedisServer, service: ManagerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S47: one corrupt value."""
+    async with service.worker("w1") as one, service.worker("w2") as two:
+        await one.compute(1, prompt(1))
+        await two.compute(1, prompt(1))
+        await until_index_is(redis, one, members(prompt(1)))
+        await until_index_is(redis, two, members(prompt(1)))
+        await redis.client.set(one.index, "nonsense")
+        await one.compute(2, prompt(2))
+        await until_logged(caplog, "index_copy_damaged")
+        await until_index_is(redis, one, members(prompt(1), prompt(2)))
+        assert await redis.client.smembers(two.index) == members(prompt(1))
+    assert "index_mirror_lost" not in caplog.messages
+
+
+async def test_a_frozen_redis_holds_no_exchange_up(
+    redis: RedisServer, service: ManagerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S47: paused, without a reset."""
+    async with service.worker(num_blocks=64) as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        redis.process.freeze()
+        for number in range(2, 8):
+            await worker.compute(number, prompt(number))
+        await until_logged(caplog, "index_mirror_lost")
+        redis.process.thaw()
+        await until_index_is(redis, worker, members(*map(prompt, range(1, 8))))
+
+
+async def test_a_full_redis_is_filled_again_when_there_is_room(
+    redis: RedisServer, service: ManagerService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S47: full memory."""
+    async with service.worker() as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        await redis.client.config_set("maxmemory", "1")
+        await worker.compute(2, prompt(2))
+        await until_logged(caplog, "index_mirror_lost")
+        await redis.client.config_set("maxmemory", "0")
+        await until_index_is(redis, worker, members(prompt(1), prompt(2)))
+
+
+async def test_more_changes_than_are_kept_are_made_up_from_the_books(redis: RedisServer) -> None:
+    await redis.stop()
+    async with manager_service(redis.url, max_pending=4) as service, service.worker(num_blocks=64) as worker:
+        for number in range(1, 9):
+            await worker.compute(number, prompt(number))
+        await redis.start()
+        await until_index_is(redis, worker, members(*map(prompt, range(1, 9))))
