@@ -12,7 +12,7 @@ from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import Exchange, FleetUpdate, Grant, PoolAudit, PoolSpec, Registered, Registration
+from octavo.records import Exchange, FleetUpdate, Grant, PoolAudit, PoolSpec, Registered, Registration, WorkerLoad
 from octavo.service import Service, open_channel
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
@@ -60,13 +60,12 @@ class ManagerService:
     @asynccontextmanager
     async def fleet(self) -> AsyncGenerator["FleetWatch"]:
         """A subscriber, past its snapshot."""
-        call = self.stub.WatchFleet(v1.WatchFleetRequest())
-        watch = FleetWatch(call)
+        watch = FleetWatch(self.stub.WatchFleet(v1.WatchFleetRequest()))
         await watch.next()
         try:
             yield watch
         finally:
-            call.cancel()
+            watch.close()
 
     @asynccontextmanager
     async def worker(self, worker_id: str = "w", **pool: Any) -> AsyncGenerator["WorkerStandIn"]:
@@ -88,6 +87,9 @@ class FleetWatch:
     async def next(self) -> FleetUpdate:
         with translated():
             return fleet_from_wire(await asyncio.wait_for(self._call.read(), 10))
+
+    def close(self) -> None:
+        self._call.cancel()
 
     async def until(self, wanted: Callable[[FleetUpdate], bool]) -> FleetUpdate:
         """The first update that is as wanted."""
@@ -129,10 +131,11 @@ class WorkerStandIn:
         self.epoch, self.step = registered.epoch, 0
         return registered
 
-    async def exchange(self, **parts: Any) -> Grant:
+    async def exchange(self, *, load: WorkerLoad | None = None, draining: bool = False, **parts: Any) -> Grant:
         """The next exchange, from plain numbers as in `books.exchange`."""
         self.step += 1
-        return await self.send(books.exchange(step=self.step, **parts))
+        exchange = books.exchange(step=self.step, **parts)
+        return await self.send(replace(exchange, load=load or WorkerLoad(), draining=draining))
 
     async def send(self, exchange: Exchange) -> Grant:
         """An exchange of this worker's epoch with the step that it says."""

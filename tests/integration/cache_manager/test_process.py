@@ -1,0 +1,116 @@
+"""The service as a process of its own: start, readiness, SIGTERM, bad settings."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from os import kill
+
+import pytest
+
+from deploy.process import Process, StartFailed, log_event
+from octavo.errors import Draining
+from octavo.service import open_channel, probe
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from tests.support import books
+from tests.support.manager_service import WorkerStandIn
+
+pytestmark = pytest.mark.cluster
+
+GRACE_SECONDS = 60
+"""Longer than any test may take: what ends sooner did not wait for it."""
+
+
+def announced_port(line: str) -> int | None:
+    event = log_event(line)
+    return event["port"] if event is not None and event.get("event") == "serving" else None
+
+
+def manager_process(**settings: object) -> Process:
+    env = {"OCTAVO_REDIS_URL": "redis://127.0.0.1:1/0", "OCTAVO_GRACE_SECONDS": str(GRACE_SECONDS)}
+    env |= {f"OCTAVO_{name.upper()}": str(value) for name, value in settings.items()}
+    return Process("manager", lambda _: [sys.executable, "-m", "cache_manager"], env=env, served_port=announced_port)
+
+
+@asynccontextmanager
+async def serving(**settings: object) -> AsyncGenerator[Process]:
+    process = manager_process(**settings)
+    await process.start()
+    try:
+        await process.serving()
+        yield process
+    finally:
+        await process.kill()
+
+
+@asynccontextmanager
+async def attended(process: Process) -> AsyncGenerator[WorkerStandIn]:
+    async with open_channel(process.address) as channel:
+        worker = WorkerStandIn(v1_grpc.CacheManagerStub(channel))
+        await worker.register(books.pool_spec())
+        yield worker
+
+
+async def test_a_manager_serves_though_redis_is_away() -> None:
+    async with serving() as process, attended(process) as worker:
+        assert await asyncio.to_thread(probe, process.address)
+        assert await worker.compute(1, list(range(10))) == 0
+        assert len(process.events("worker_registered")) == 1
+
+
+async def test_a_manager_without_workers_leaves_at_once() -> None:
+    async with serving() as process:
+        kill(process.pid, signal.SIGTERM)
+        assert await asyncio.wait_for(process.exited(), 20) == 0
+
+
+async def test_a_manager_leaves_when_its_last_worker_has_left() -> None:
+    """S57: readiness falls first, and the worker that attends is served until it goes."""
+    async with serving() as process:
+        async with attended(process) as worker:
+            await worker.exchange()
+            kill(process.pid, signal.SIGTERM)
+            while await asyncio.to_thread(probe, process.address):
+                pass
+            await worker.compute(1, list(range(10)))
+        assert await asyncio.wait_for(process.exited(), 20) == 0
+
+
+async def test_a_worker_that_stays_is_told_at_the_end_of_the_grace() -> None:
+    async with serving(grace_seconds=0) as process, attended(process) as worker:
+        kill(process.pid, signal.SIGTERM)
+        with pytest.raises(Draining):
+            await worker.hear()
+        assert await asyncio.wait_for(process.exited(), 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"lease_seconds": 0}, "OCTAVO_LEASE_SECONDS=0: Input should be greater than 0"),
+        ({"redis_url": "http://example"}, "OCTAVO_REDIS_URL=http://example: "),
+        ({"listen": "nowhere"}, "OCTAVO_LISTEN=nowhere: "),
+    ],
+)
+async def test_a_setting_that_will_not_do_is_named(settings: dict[str, object], problem: str) -> None:
+    process = manager_process(**settings)
+    if "listen" in settings:
+        process = Process(
+            "manager",
+            lambda _: ["env", "OCTAVO_LISTEN=nowhere", sys.executable, "-m", "cache_manager"],
+            served_port=announced_port,
+        )
+    await process.start()
+    with pytest.raises(StartFailed, match="exited with 2"):
+        await process.serving()
+    assert any(line.startswith(problem) for line in process.lines)
+
+
+async def test_a_second_manager_on_the_port_does_not_start() -> None:
+    async with serving() as first:
+        second = manager_process()
+        second.port = first.port
+        await second.start()
+        with pytest.raises(StartFailed, match=f"cannot listen on {first.address}"):
+            await second.serving()
