@@ -14,7 +14,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -71,11 +71,12 @@ class Cluster:
             on_line: called with (name of the process, line) for every line that a process writes.
         """
         assert workers > 0, f"workers: {workers}, wanted at least 1"
-        shared = _environment(env or {}, workers, grace_seconds)
+        shared = _environment(env or {}, workers)
+        grace = {"OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}"}
         self._stop_seconds = grace_seconds + _KILL_AFTER_SECONDS
         self._on_line = on_line
 
-        def service(name: str, module: str, at: int = 0, **more: str) -> Process:
+        def service(name: str, module: str, more: Mapping[str, str], at: int = 0) -> Process:
             command = [sys.executable, "-P", "-m", module]  # -P: a folder `worker` where the user stands is not ours
             return Process(
                 name,
@@ -87,9 +88,9 @@ class Cluster:
             )
 
         self.redis = _redis(on_line)
-        self.manager = service("manager", "cache_manager")
-        self.workers = [service(f"worker-{i}", "worker", OCTAVO_WORKER_ID=f"worker-{i}") for i in range(workers)]
-        self.gateway = service("gateway", "gateway", port)
+        self.manager = service("manager", "cache_manager", {})
+        self.workers = [service(name, "worker", {"OCTAVO_WORKER_ID": name, **grace}) for name in worker_names(workers)]
+        self.gateway = service("gateway", "gateway", grace, port)
 
     @property
     def processes(self) -> list[Process]:
@@ -121,6 +122,7 @@ class Cluster:
             raise
 
     async def _start(self) -> None:
+        _check_free(self.gateway.port)
         await self.redis.start()
         await self.redis.serving()
         redis_url = f"redis://{self.redis.address}/0"
@@ -230,7 +232,7 @@ async def _until_healthy(address: str) -> None:
                         return
 
 
-async def _together(coroutines: Any) -> None:
+async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run them at once; the first failure cancels the others and is raised by itself."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -240,7 +242,12 @@ async def _together(coroutines: Any) -> None:
         raise failures.exceptions[0] from None
 
 
-def _environment(env: Mapping[str, str], workers: int, grace_seconds: float) -> dict[str, str]:
+def worker_names(workers: int) -> list[str]:
+    """What the workers of a cluster are called, by their processes and by the fleet."""
+    return [f"worker-{i}" for i in range(workers)]
+
+
+def _environment(env: Mapping[str, str], workers: int) -> dict[str, str]:
     """What every service of the cluster finds in its environment."""
     cores = len(os.sched_getaffinity(0))
     inherited = {name: value for name, value in os.environ.items() if name not in {f"OCTAVO_{own}" for own in _OURS}}
@@ -249,7 +256,6 @@ def _environment(env: Mapping[str, str], workers: int, grace_seconds: float) -> 
         **inherited,
         "PYTHONPATH": str(Path(octavo.__file__).parent.parent),
         "PYTHONUNBUFFERED": "1",
-        "OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}",
         **env,
     }
 
@@ -278,6 +284,14 @@ def _redis(on_line: OnLine | None) -> Process:
         port=port,
         on_line=on_line,
     )
+
+
+def _check_free(port: int) -> None:
+    """Raises StartFailed where somebody listens at the port; 0 stands for any free one."""
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError as error:
+        raise StartFailed(f"port {port} cannot be used ({error.strerror}); is another Octavo running?") from error
 
 
 def _free_port() -> int:

@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
 from deploy.process import Process, StartFailed, log_event
+from tests.support.processes import gone
 
 ANNOUNCES = """
 import json, os, signal, sys
@@ -52,7 +53,7 @@ async def test_a_process_serves_when_its_log_announces_the_port() -> None:
     async with started(python(SLEEPS)) as process:
         assert process.address == "127.0.0.1:4711"
         assert process.events("serving") == [{"event": "serving", "port": 4711}]
-        assert list(process.lines)[0] == "hello"
+        assert process.lines[0] == "hello"
 
 
 async def test_a_process_that_ends_before_it_serves_fails_with_its_last_words() -> None:
@@ -150,19 +151,5 @@ async def test_a_process_dies_with_a_parent_that_is_killed() -> None:
     parent.kill()
     await parent.wait()
 
-    await gone(pid)
-
-
-async def gone(pid: int) -> None:
-    """Return when the process, no child of ours, has ended."""
-    with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, ended.set)  # readable when the process ends
-        try:
-            async with asyncio.timeout(10):
-                await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+    async with asyncio.timeout(10):
+        await gone(pid)

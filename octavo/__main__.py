@@ -1,0 +1,148 @@
+"""The `octavo` command: up, chat, stats, model fetch, demo.
+
+This module only reads the command line; each verb is a module of `octavo.commands`, imported when it is used, so that
+`octavo --help` does not wait for any library.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+DEFAULT_ADDRESS = "127.0.0.1:8500"
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
+
+
+def main() -> None:
+    """Run the verb on the command line. Exits 0, or 1 with one line on standard error that says what went wrong."""
+    options = _parser().parse_args()
+    run: Callable[[argparse.Namespace], None] = options.run
+    try:
+        run(options)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        from octavo.commands.problems import explained
+
+        if (problem := explained(error)) is None:
+            raise
+        print(f"octavo: {problem}", file=sys.stderr)
+        sys.exit(1)
+
+
+# ---- the verbs -----------------------------------------------------------------------------------------------
+
+
+def _up(options: argparse.Namespace) -> None:
+    from octavo.commands.model import fetch_model
+    from octavo.commands.up import up
+
+    fetch_model(options.model)
+    env = {
+        "OCTAVO_MODEL": options.model,
+        "OCTAVO_KV_MEMORY": options.kv_memory,
+        "OCTAVO_DTYPE": options.dtype,
+        "OCTAVO_THREADS": options.threads,
+    }
+    given = {name: value for name, value in env.items() if value is not None}
+    asyncio.run(up(workers=options.workers, port=options.port, env=given, model=options.model))
+
+
+def _chat(options: argparse.Namespace) -> None:
+    from octavo.commands.chat import Manner, chat
+
+    manner = Manner(
+        model=options.model, max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
+    )
+    chat(options.address, options.prompt, options.system, manner)
+
+
+def _stats(options: argparse.Namespace) -> None:
+    from octavo.commands.stats import stats
+
+    stats(options.address, as_json=options.json)
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from octavo.commands.model import fetch_model
+
+    print(fetch_model(options.model))
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from deploy.demo import demo
+
+    demo(options.model)
+
+
+# ---- the command line ----------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octavo", description="Serve language models from workers that remember what they have read."
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    up = verbs.add_parser("up", help="run a whole Octavo on this machine until Ctrl-C")
+    up.add_argument("--workers", type=_positive, default=2, metavar="N", help="model processes (default 2)")
+    up.add_argument("--port", type=int, default=8500, help="of the gateway; 0: any free one (default 8500)")
+    _add_model(up)
+    up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool, like 256MiB")
+    up.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool")
+    up.add_argument("--threads", metavar="N", help="of each worker (default: its share of the cores)")
+    up.set_defaults(run=_up)
+
+    chat = verbs.add_parser("chat", help="ask once, or have a conversation")
+    chat.add_argument("prompt", nargs="?", help="the question; without it a conversation begins")
+    _add_address(chat)
+    chat.add_argument("--system", metavar="TEXT", help="what the model should know and be")
+    chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default 256)")
+    chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
+    chat.add_argument("--seed", type=int, metavar="N", help="repeats an answer of a temperature above 0")
+    chat.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
+    chat.set_defaults(run=_chat)
+
+    stats = verbs.add_parser("stats", help="show the fleet: load, cache, tokens saved")
+    _add_address(stats)
+    stats.add_argument("--json", action="store_true", help="for programs")
+    stats.set_defaults(run=_stats)
+
+    model = verbs.add_parser("model", help="fetch models").add_subparsers(metavar="VERB", required=True)
+    fetch = model.add_parser("fetch", help="fetch a model and print the folder where it lies")
+    fetch.add_argument("model", nargs="?", default=_default_model(), help="smollm2, a hub id, or a folder")
+    fetch.set_defaults(run=_fetch)
+
+    demo = verbs.add_parser("demo", help="start a stack, visit it, show what prefix hits save, stop it")
+    _add_model(demo)
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    address = os.environ.get("OCTAVO_ADDRESS") or DEFAULT_ADDRESS
+    parser.add_argument("--address", default=address, metavar="HOST:PORT", help=f"of the gateway (default {address})")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=_default_model(), help="smollm2, hub id or folder (default %(default)s)")
+
+
+def _default_model() -> str:
+    return os.environ.get("OCTAVO_MODEL") or "smollm2"
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}, wanted at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    main()

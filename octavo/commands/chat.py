@@ -1,0 +1,95 @@
+"""`octavo chat`: one question, or a conversation whose earlier turns the workers remember."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import import_module
+
+from gateway.client import SyncClient
+from gateway.core.events import Delta, Usage
+from gateway.core.request import ChatMessage, ChatPrompt, Generation
+from octavo.commands.console import err, out
+from octavo.commands.problems import speaking_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How every answer of a conversation is asked for; None leaves it to the gateway."""
+
+    model: str = ""
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+def chat(address: str, prompt: str | None, system: str | None, manner: Manner) -> None:
+    """Answer `prompt`, or talk until the end of the input where there is none.
+
+    Raises:
+        CommandFailed: nobody answers at `address`.
+        OctavoError: the gateway refused the request.
+    """
+    said = [ChatMessage("system", system)] if system else []
+    with speaking_to(address), SyncClient(address) as client:
+        if prompt is None:
+            _converse(client, said, manner)
+        else:
+            _answer(client, [*said, ChatMessage("user", prompt)], manner, heard=[])
+
+
+def _converse(client: SyncClient, said: list[ChatMessage], manner: Manner) -> None:
+    """Ask, answer, remember. Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at a question, ends the conversation."""
+    import_module("readline")  # line editing and history for input()
+
+    err.print("A conversation; Ctrl-D ends it.", style="dim")
+    while (question := _question()) is not None:
+        said.append(ChatMessage("user", question))
+        heard: list[str] = []
+        try:
+            _answer(client, said, manner, heard)
+        except KeyboardInterrupt:
+            print(" …")
+        said.append(ChatMessage("assistant", "".join(heard)))
+
+
+def _question() -> str | None:
+    """What the user types, or None when there is nothing more to come."""
+    try:
+        while not (question := input("\n> ").strip()):
+            pass
+        return question
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return None
+
+
+def _answer(client: SyncClient, said: Sequence[ChatMessage], manner: Manner, heard: list[str]) -> None:
+    """Print the next turn as it comes, and add its pieces to `heard`."""
+    request = Generation(
+        prompt=ChatPrompt(tuple(said)),
+        model=manner.model,
+        max_tokens=manner.max_tokens,
+        temperature=manner.temperature,
+        seed=manner.seed,
+    )
+    with closing(client.generate(request)) as events:
+        for event in events:
+            if isinstance(event, Delta):
+                heard.append(event.text)
+                print(event.text, end="", flush=True)
+            elif isinstance(event, Usage):
+                print()
+                _tell_cost(event)
+
+
+def _tell_cost(usage: Usage) -> None:
+    """What it took, for a person at a terminal; a pipe gets the answer alone."""
+    if not (out.is_terminal and err.is_terminal):
+        return
+    seconds = usage.total_seconds - usage.time_to_first_token_seconds
+    speed = f", {(usage.output_tokens - 1) / seconds:.0f} tokens/s" if usage.output_tokens > 1 and seconds > 0 else ""
+    err.print(
+        f"{usage.worker_id}: {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens remembered, "
+        f"first token after {usage.time_to_first_token_seconds:.2f} s{speed}",
+        style="dim",
+    )

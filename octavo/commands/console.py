@@ -1,0 +1,57 @@
+"""How the `octavo` command speaks: two consoles, and the services' logs made readable."""
+
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+out = Console(highlight=False)
+"""What was asked for."""
+err = Console(stderr=True, highlight=False)
+"""Everything else: errors, progress, logs."""
+
+_COLOURS = ("cyan", "magenta", "yellow", "blue", "green")
+_LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "bold red"}
+_UNSHOWN = frozenset({"time", "level", "service", "event", "traceback"})
+
+
+class CommandFailed(Exception):
+    """The command cannot do what was asked; the message is one line for the user."""
+
+
+class ServiceLog:
+    """Prints lines of several processes, each behind its name, in a colour of its own on a terminal."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._width = max(map(len, names))
+        self._colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+
+    def __call__(self, name: str, line: str) -> None:
+        """Print one line of the process `name`."""
+        prefix = Text(f"{name:<{self._width}} │ ", style=self._colours.get(name, "bold"))
+        err.print(prefix + readable(line), soft_wrap=True)
+
+
+def readable(line: str) -> Text:
+    """A structured log line as time, event and fields; any other line as it is."""
+    from deploy.process import log_event
+
+    event = log_event(line)
+    if event is None or "event" not in event:
+        return Text(line)
+    text = Text(f"{_clock(event.get('time'))} ", style="dim")
+    text.append(str(event["event"]), style=_LEVEL_STYLES.get(str(event.get("level")), "bold"))
+    for key, value in event.items():
+        if key not in _UNSHOWN:
+            text.append(f" {key}=", style="dim").append(str(value), style="default")
+    if "traceback" in event:
+        text.append(f"\n{event['traceback']}", style="red")
+    return text
+
+
+def _clock(time: Any) -> str:
+    try:
+        return f"{datetime.fromisoformat(time).astimezone():%H:%M:%S}"
+    except (TypeError, ValueError):
+        return "--:--:--"

@@ -1,0 +1,29 @@
+"""`octavo model fetch`: a model into the models folder. `up` and `demo` do it first, so that they work at once."""
+
+import os
+from pathlib import Path
+
+from octavo.commands.console import CommandFailed
+
+_DEFAULT_FOLDER = Path("~/.cache/octavo/models")
+
+
+def fetch_model(model: str) -> Path:
+    """The folder of the model, fetched first where it is not there yet.
+
+    Raises:
+        CommandFailed: it cannot be had, or this installation has no worker that could convert it.
+    """
+    try:
+        from worker.model.fetch import fetch
+    except ModuleNotFoundError as missing:
+        raise CommandFailed(f"models need the extra `worker`, pip install 'octavo[worker]' ({missing})") from missing
+    try:
+        return fetch(model, models_dir())
+    except (ValueError, OSError) as error:
+        raise CommandFailed(f"model {model}: {error}") from error
+
+
+def models_dir() -> Path:
+    """Where models lie: OCTAVO_MODELS_DIR, or a folder of the user's cache."""
+    return Path(os.environ.get("OCTAVO_MODELS_DIR") or _DEFAULT_FOLDER).expanduser()

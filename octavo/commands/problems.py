@@ -1,0 +1,24 @@
+"""Errors in one line for the person at the keyboard; what is not listed here is a bug and keeps its traceback."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from deploy.process import StartFailed
+from octavo.commands.console import CommandFailed
+from octavo.errors import OctavoError
+
+_EXPECTED = (CommandFailed, StartFailed, OctavoError, OSError)
+
+
+def explained(error: Exception) -> str | None:
+    """What to tell the user; None for an error that nobody expected."""
+    return str(error) if isinstance(error, _EXPECTED) else None
+
+
+@contextmanager
+def speaking_to(address: str) -> Generator[None]:
+    """Say where nothing answered and what would change that, instead of what a socket thought of it."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error

@@ -1,0 +1,92 @@
+"""`octavo stats`: the fleet as the gateway sees it, as one table or as JSON."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from octavo.commands.console import CommandFailed, out
+from octavo.records import WorkerInfo
+from octavo.service import CHANNEL_OPTIONS
+from octavo.v1 import gateway_pb2, gateway_pb2_grpc
+from octavo.wire import worker_from_wire
+
+_TIMEOUT_SECONDS = 5.0
+
+
+def stats(address: str, *, as_json: bool) -> None:
+    """Print what the gateway at `address` knows. Raises CommandFailed when nobody answers there."""
+    reply = _fleet(address)
+    workers = sorted((worker_from_wire(worker) for worker in reply.workers), key=lambda worker: worker.worker_id)
+    if as_json:
+        print(json.dumps(_plain(workers, reply.gateway), indent=2, default=_hexadecimal))
+        return
+    out.print(_table(workers))
+    out.print(_summary(workers, reply.gateway))
+
+
+def _fleet(address: str) -> gateway_pb2.GetFleetReply:
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        gateway = gateway_pb2_grpc.InferenceStub(channel)
+        try:
+            return gateway.GetFleet(gateway_pb2.GetFleetRequest(), timeout=_TIMEOUT_SECONDS)
+        except grpc.RpcError as error:
+            raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
+
+
+def _table(workers: list[WorkerInfo]) -> Table:
+    """A row a worker, fit for 80 columns."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    models = {f"{worker.pool.model} in {worker.pool.dtype}" for worker in workers}
+    table.title = escape(", ".join(sorted(models))) or "no workers"
+    table.caption = "pool, prompt, output: tokens. held, cached: of the pool. hit: of the prompt."
+    table.add_column("worker")
+    for header in ("runs", "waits", "pool", "held", "cached", "prompt", "hit", "output", "preempted"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for worker in workers:
+        load, pool = worker.load, worker.pool
+        table.add_row(
+            Text(f"{worker.worker_id} (draining)" if worker.draining else worker.worker_id),
+            f"{load.running_sequences:,}",
+            f"{load.waiting_sequences:,}",
+            f"{pool.num_blocks * pool.block_size:,}",
+            _share(load.held_blocks, pool.num_blocks),
+            _share(load.cached_blocks, pool.num_blocks),
+            f"{load.prompt_tokens:,}",
+            _share(load.cached_tokens, load.prompt_tokens),
+            f"{load.output_tokens:,}",
+            f"{load.preemptions:,}",
+        )
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def _summary(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> str:
+    prompt = sum(worker.load.prompt_tokens for worker in workers)
+    cached = sum(worker.load.cached_tokens for worker in workers)
+    saved = f"{cached:,} of {prompt:,} prompt tokens were remembered and not computed. " if prompt else ""
+    return (
+        f"{saved}The gateway has had {gateway.requests:,} requests ({gateway.refused:,} refused); "
+        f"{gateway.running_requests:,} run, {gateway.waiting_requests:,} wait."
+    )
+
+
+def _plain(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> dict[str, Any]:
+    return {
+        "workers": [asdict(worker) for worker in workers],
+        "gateway": {field.name: getattr(gateway, field.name) for field in gateway.DESCRIPTOR.fields},
+    }
+
+
+def _hexadecimal(value: object) -> str:
+    """A digest, which JSON cannot hold as it is."""
+    assert isinstance(value, bytes), value
+    return value.hex()

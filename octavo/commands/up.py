@@ -1,0 +1,66 @@
+"""`octavo up`: a whole Octavo on this machine until Ctrl-C."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+from rich.markup import escape
+
+from deploy.local import Cluster, worker_names
+from octavo.commands.console import ServiceLog, err, out
+
+
+async def up(*, workers: int, port: int, env: dict[str, str], model: str) -> None:
+    """Start a cluster and keep it running, crashed services included, until the caller is told to stop.
+
+    Raises:
+        StartFailed: a service did not come up.
+        FileNotFoundError: there is no redis-server.
+    """
+    names = ["octavo", "redis", "manager", *worker_names(workers), "gateway"]
+    cluster = Cluster(workers=workers, port=port, env=env, on_line=ServiceLog(names))
+    await until_interrupted(_serve(cluster, model), cluster)
+
+
+async def _serve(cluster: Cluster, model: str) -> None:
+    async with cluster:
+        _greet(cluster, model)
+        await cluster.keep_running()
+
+
+async def until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) -> bool:
+    """Run `work`; the first Ctrl-C, SIGTERM or SIGHUP cancels it, the second kills the cluster under it.
+
+    Returns whether it was interrupted.
+    """
+    task = asyncio.ensure_future(work)
+    interrupted = False
+
+    def stop() -> None:
+        nonlocal interrupted
+        if interrupted:
+            cluster.kill_now()
+            return
+        interrupted = True
+        err.print("stopping; once more to stop at once", style="bold")
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+    return interrupted
+
+
+def _greet(cluster: Cluster, model: str) -> None:
+    workers = f"{len(cluster.workers)} worker{'s' if len(cluster.workers) > 1 else ''}"
+    at = "" if cluster.address == "127.0.0.1:8500" else f" --address {cluster.address}"
+    out.print(f"\n[bold]Octavo serves {escape(model)} at {cluster.address}[/bold] with {workers}.\n")
+    out.print(f'  octavo chat{at} "Why is the sky blue?"')
+    out.print(f"  octavo stats{at}\n")
+    out.print("Ctrl-C stops everything.\n")

@@ -1,0 +1,137 @@
+"""Greedy tokens through the whole stack are those of plain transformers, however they came about."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from octavo.v1 import worker_pb2
+from tests.support.cluster import BLOCK, Client, greedy, prose, smollm2, tokenizer
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client() -> AsyncIterator[Client]:
+    async with smollm2(workers=2) as running:
+        yield running
+
+
+async def test_a_prompt_gives_the_same_tokens_cold_warm_and_among_strangers(client: Client) -> None:
+    """S1."""
+    prompt = prose(0, 5 * BLOCK + 3)
+    strangers = [prose(100 * i, 20 + 13 * i) for i in range(1, 8)]
+
+    cold = await client.ask(prompt, max_tokens=64)
+    warm = await client.ask(prompt, max_tokens=64)
+    crowded, *others = await client.ask_together([prompt, *strangers], max_tokens=64)
+
+    assert [answer.usage.cached_tokens for answer in (cold, warm, crowded)] == [0, 5 * BLOCK, 5 * BLOCK]
+    assert cold.tokens[0] == greedy(prompt, 64)
+    assert warm.tokens == crowded.tokens == cold.tokens
+    assert [other.tokens[0][:8] for other in others] == [greedy(stranger, 8) for stranger in strangers]
+
+
+async def test_the_text_before_a_stop_string_continues_like_a_cold_prompt(client: Client) -> None:
+    """S2."""
+    prompt = prose(1000, 40)
+    whole = await client.ask(prompt, max_tokens=24)
+    words = whole.texts[0].split()
+    stop = words[len(words) // 2]
+
+    stopped = await client.ask(prompt, max_tokens=24, stop=[stop])
+    again = [*prompt, *tokenizer().encode(stopped.texts[0] + " therefore").ids]
+    warm = await client.ask(again, max_tokens=8)
+
+    assert stopped.reasons == [worker_pb2.FINISH_REASON_STOP]
+    assert whole.texts[0].startswith(stopped.texts[0])
+    assert stop not in stopped.texts[0]
+    assert warm.usage.cached_tokens >= len(prompt) // BLOCK * BLOCK
+    assert warm.tokens[0] == greedy(again, 8)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+async def test_a_prompt_of_whole_blocks_is_computed_from_its_last_block_on(client: Client, blocks: int) -> None:
+    """S5."""
+    prompt = prose(1100 + 64 * blocks, blocks * BLOCK)
+
+    cold = await client.ask(prompt, max_tokens=4)
+    warm = await client.ask(prompt, max_tokens=4)
+
+    assert [answer.usage.cached_tokens for answer in (cold, warm)] == [0, (blocks - 1) * BLOCK]
+    assert cold.tokens == warm.tokens == [greedy(prompt, 4)]
+
+
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1])
+async def test_a_prompt_around_one_block_is_answered_right(client: Client, length: int) -> None:
+    prompt = prose(1400 + 3 * length, length)
+
+    answer = await client.ask(prompt, max_tokens=BLOCK + 2)
+
+    assert answer.tokens[0] == greedy(prompt, BLOCK + 2)
+
+
+async def test_four_greedy_samples_are_four_times_the_same(client: Client) -> None:
+    prompt = prose(1500, 2 * BLOCK + 5)
+
+    forked = await client.ask(prompt, max_tokens=20, n=4)
+
+    assert forked.tokens == [greedy(prompt, 20)] * 4
+    assert forked.usage.prompt_tokens == len(prompt)
+    assert forked.usage.output_tokens == 4 * 20
+
+
+async def test_a_sample_depends_on_its_seed_and_number_alone(client: Client) -> None:
+    """Cold or warm, with two sisters or none: sample i of a seed is sample i of that seed."""
+    prompt = prose(1600, 2 * BLOCK + 5)
+    drawn = {"max_tokens": 16, "temperature": 0.8, "top_p": 0.95, "seed": 7}
+
+    four = await client.ask(prompt, n=4, **drawn)
+    four_again = await client.ask(prompt, n=4, **drawn)
+    two = await client.ask(prompt, n=2, **drawn)
+    one = await client.ask(prompt, **drawn)
+    other_seed = await client.ask(prompt, n=4, **(drawn | {"seed": 8}))
+
+    assert four_again.tokens == four.tokens
+    assert two.tokens == four.tokens[:2]
+    assert one.tokens == four.tokens[:1]
+    assert len({tuple(tokens) for tokens in four.tokens}) == 4
+    assert other_seed.tokens != four.tokens
+
+
+async def test_prompts_of_different_salts_share_nothing(client: Client) -> None:
+    prompt = prose(1700, 4 * BLOCK)
+
+    mine = await client.ask(prompt, max_tokens=4, cache_salt="mine")
+    yours = await client.ask(prompt, max_tokens=4, cache_salt="yours")
+    mine_again = await client.ask(prompt, max_tokens=4, cache_salt="mine")
+
+    assert [answer.usage.cached_tokens for answer in (mine, yours, mine_again)] == [0, 0, 3 * BLOCK]
+    assert mine.tokens == yours.tokens == mine_again.tokens == [greedy(prompt, 4)]
+
+
+async def test_a_client_that_leaves_frees_what_it_held(client: Client) -> None:
+    """S15, over gRPC."""
+    from tests.support.cluster import request_of
+
+    before = await client.at_rest()
+    call = client.gateway.Generate(request_of(prose(1800, 100), max_tokens=4000), timeout=60)
+    async for reply in call:
+        if reply.HasField("delta"):
+            break
+    call.cancel()
+
+    after = await client.at_rest()
+    outputs = sum(worker.load.output_tokens for worker in (await client.fleet()).workers)
+    assert after.num_blocks == before.num_blocks
+    assert outputs < 4000
+
+
+async def test_everything_is_free_or_remembered_when_nothing_runs(client: Client) -> None:
+    """S24."""
+    lengths = (3, 16, 17, 40, 65, 100, 31, 90, 2, 48, 75, 20)
+    await client.ask_together([prose(150 * i, length) for i, length in enumerate(lengths)], max_tokens=6)
+
+    books = await client.at_rest()
+
+    assert books.cached > 0

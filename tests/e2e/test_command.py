@@ -1,0 +1,174 @@
+"""The `octavo` command as a user types it, and what it leaves behind: nothing."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.support.processes import descendants, gone
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model]
+
+START_SECONDS = 120.0
+STOP_SECONDS = 30.0
+NOBODY = "127.0.0.1:9"
+
+
+@dataclass
+class Command:
+    """A running `octavo`, in a process group of its own, like a terminal's foreground job."""
+
+    process: asyncio.subprocess.Process
+    lines: list[str] = field(default_factory=list)
+
+    async def until(self, pattern: str) -> re.Match[str]:
+        """The first line from now on that matches."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(START_SECONDS):
+            while raw := await self.process.stdout.readline():
+                self.lines.append(raw.decode())
+                if match := re.search(pattern, self.lines[-1]):
+                    return match
+        raise AssertionError("".join(["it ended without saying so:\n", *self.lines]))
+
+    def press_ctrl_c(self) -> None:
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    async def ends(self) -> int:
+        """Its exit code; what it still writes is kept."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(STOP_SECONDS):
+            self.lines += (await self.process.stdout.read()).decode().splitlines(keepends=True)
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def octavo(*arguments: str) -> AsyncIterator[Command]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "octavo", *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        process_group=0,
+        env={**os.environ, "OCTAVO_THREADS": "1"},
+    )
+    try:
+        yield Command(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def run(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of one `octavo`."""
+    async with octavo(*arguments) as command:
+        code = await command.ends()
+        return code, "".join(command.lines)
+
+
+async def all_gone(pids: Sequence[int]) -> None:
+    async with asyncio.timeout(STOP_SECONDS):
+        for pid in pids:
+            await gone(pid)
+
+
+async def test_up_serves_chat_and_stats_until_ctrl_c() -> None:
+    async with octavo("up", "--workers", "1", "--port", "0") as up:
+        address = (await up.until(r"serves smollm2 at (\S+) with 1 worker"))[1]
+        pids = descendants(up.process.pid)
+
+        said = await run("chat", "--address", address, "--max-tokens", "12", "What is the capital of France?")
+        again = await run("chat", "--address", address, "--max-tokens", "12", "What is the capital of France?")
+        table = await run("stats", "--address", address)
+        numbers = await run("stats", "--address", address, "--json")
+        unknown = await run("chat", "--address", address, "--model", "gpt-17", "Hello?")
+        up.press_ctrl_c()
+        code = await up.ends()
+
+    assert len(pids) == 4
+    await all_gone(pids)
+    assert code == 0
+    assert said[0] == 0
+    assert "Paris" in said[1]
+    assert again == said
+    assert table[0] == 0
+    assert "worker-0" in table[1]
+    [worker] = json.loads(numbers[1])["workers"]
+    assert worker["load"]["output_tokens"] == 24
+    assert worker["load"]["cached_tokens"] > 0
+    assert unknown[0] == 1
+    assert len(unknown[1].splitlines()) == 1
+    assert "gpt-17" in unknown[1]
+
+
+async def test_ctrl_c_twice_while_everything_starts_leaves_nothing() -> None:
+    async with octavo("up", "--workers", "2", "--port", "0") as up:
+        await up.until(r"manager .*serving")
+        pids = descendants(up.process.pid)
+        up.press_ctrl_c()
+        await up.until("stopping")
+        up.press_ctrl_c()
+        await up.ends()
+
+    assert pids
+    await all_gone(pids)
+
+
+async def test_kill_leaves_nothing() -> None:
+    """kill -9 of the parent: it cannot clean up, so the kernel does."""
+    async with octavo("up", "--workers", "2", "--port", "0") as up:
+        await up.until(r"gateway .*serving")
+        pids = descendants(up.process.pid)
+        up.process.kill()
+        await up.process.wait()
+
+        assert len(pids) == 5
+        await all_gone(pids)
+
+
+async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with taken:
+        port = taken.sockets[0].getsockname()[1]
+        code, said = await run("up", "--port", str(port))
+
+    assert code == 1
+    assert said.startswith(f"octavo: port {port} cannot be used")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("chat", "Hello?"), ("stats",)])
+async def test_where_nobody_answers_one_line_says_so(arguments: tuple[str, ...]) -> None:
+    code, said = await run(*arguments, "--address", NOBODY)
+
+    assert code == 1
+    assert said == f"octavo: nothing answers at {NOBODY}; `octavo up` starts it\n"
+
+
+async def test_a_model_that_does_not_exist_is_said_in_one_line() -> None:
+    code, said = await run("up", "--model", "no such model")
+
+    assert code == 1
+    assert "no such model" in said
+    assert len(said.splitlines()) == 1
+
+
+async def test_the_demo_shows_what_was_saved_and_leaves_nothing() -> None:
+    async with octavo("demo") as demo:
+        await demo.until("The stack serves smollm2 at")
+        pids = descendants(demo.process.pid)
+        code = await demo.ends()
+
+    await all_gone(pids)
+    said = "".join(demo.lines)
+    assert code == 0, said
+    assert re.search(r"Of [\d,]+ prompt tokens [\d,]+ \(\d\d%\) were remembered", said), said
+    assert said.count("question") >= 4

@@ -1,0 +1,127 @@
+"""A process is killed while requests run: the cluster heals, and what it says afterwards is right."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from deploy.process import Process
+from tests.support.cluster import Answer, Client, greedy, prose, request_of, smollm2
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+
+OUTPUT = 24
+PATIENCE_SECONDS = 60.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client() -> AsyncIterator[Client]:
+    async with smollm2(workers=2) as running:
+        yield running
+
+
+class Running:
+    """A request whose first tokens have arrived."""
+
+    def __init__(self, client: Client, prompt: Sequence[int]) -> None:
+        self._call = client.gateway.Generate(request_of(prompt, max_tokens=OUTPUT), timeout=PATIENCE_SECONDS)
+        self.answer = Answer(tokens=[[]], texts=[""], reasons=[0])
+
+    async def begin(self) -> "Running":
+        while not self.answer.tokens[0]:
+            self.answer.take(await self._next())
+        return self
+
+    async def _next(self):
+        reply = await self._call.read()
+        assert reply is not grpc.aio.EOF, "the stream ended before its first token"
+        return reply
+
+    async def finish(self) -> Answer | grpc.aio.AioRpcError:
+        """The whole answer, or the error that ended it."""
+        try:
+            async for reply in self._call:
+                self.answer.take(reply)
+        except grpc.aio.AioRpcError as error:
+            return error
+        return self.answer
+
+
+async def begin_all(client: Client, prompts: Sequence[Sequence[int]]) -> list[Running]:
+    return await asyncio.gather(*(Running(client, prompt).begin() for prompt in prompts))
+
+
+async def heals(client: Client, process: Process) -> None:
+    """The killed process comes back, the fleet is whole again, and new requests are right."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await client.cluster.restart(process)
+        await client.cluster.until_fleet_is_whole()
+    prompts = [prose(2000 + 100 * i, 40) for i in range(4)]
+    answers = await client.ask_together(prompts, max_tokens=8)
+    assert [answer.tokens[0] for answer in answers] == [greedy(prompt, 8) for prompt in prompts]
+    await client.at_rest()
+
+
+async def test_running_requests_survive_the_cache_manager(client: Client) -> None:
+    """kill -9: its books are made anew from what the workers compute again, and no client notices."""
+    prompts = [prose(100 * i, 30 + i) for i in range(4)]
+    running = await begin_all(client, prompts)
+
+    await client.cluster.manager.kill()
+    recovery = asyncio.create_task(heals(client, client.cluster.manager))
+    answers = [await one.finish() for one in running]
+    await recovery
+
+    assert [answer.tokens[0] for answer in answers if isinstance(answer, Answer)] == [
+        greedy(prompt, OUTPUT) for prompt in prompts
+    ]
+
+
+async def test_a_killed_worker_takes_only_its_own_running_requests_along(client: Client) -> None:
+    """kill -9: those end with WorkerLost, the others are right, and the fleet goes on with one worker less."""
+    prompts = [prose(500 + 100 * i, 30 + i) for i in range(6)]
+    running = await begin_all(client, prompts)
+    victim = client.cluster.workers[1]
+    on_victim = [one.answer.started.worker_id == victim.env["OCTAVO_WORKER_ID"] for one in running]
+    assert set(on_victim) == {True, False}
+
+    await victim.kill()
+    ends = [await one.finish() for one in running]
+
+    for prompt, lost, end in zip(prompts, on_victim, ends, strict=True):
+        if lost:
+            assert isinstance(end, grpc.aio.AioRpcError)
+            assert dict(end.trailing_metadata())["octavo-reason"] == "WorkerLost"
+        else:
+            assert isinstance(end, Answer)
+            assert end.tokens[0] == greedy(prompt, OUTPUT)
+    alone = await client.ask(prose(1200, 50), max_tokens=4)
+    assert alone.tokens[0] == greedy(prose(1200, 50), 4)
+    await heals(client, victim)
+
+
+async def test_a_worker_that_comes_back_has_forgotten_everything(client: Client) -> None:
+    """S44, its first part: nothing is credited to the new incarnation that only the old one held."""
+    prompt = prose(1300, 100)
+    before = await client.ask(prompt, max_tokens=2)
+    [holder] = [w for w in client.cluster.workers if w.env["OCTAVO_WORKER_ID"] == before.usage.worker_id]
+
+    await holder.kill()
+    await heals(client, holder)
+    after = await client.ask(prompt, max_tokens=2)
+
+    assert after.started.predicted_cached_tokens == after.usage.cached_tokens == 0
+    assert after.tokens == before.tokens
+
+
+async def test_requests_are_served_without_redis(client: Client) -> None:
+    prompt = prose(1500, 60)
+    expected = greedy(prompt, 4)
+
+    await client.cluster.redis.kill()
+    answers = [await client.ask(prompt, max_tokens=4) for _ in range(3)]
+    await heals(client, client.cluster.redis)
+
+    assert [answer.tokens[0] for answer in answers] == [expected] * 3
