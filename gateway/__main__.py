@@ -1,54 +1,60 @@
-"""`python -m gateway`: settings, adapters, dispatcher, servicer, put together."""
+"""python -m gateway: compose the service and run it until SIGTERM."""
 
 import asyncio
+import logging
 import random
+import sys
 from contextlib import aclosing
 
 from gateway.core.request import Limits
 from gateway.dispatcher import Bounds, Dispatcher, ServedModel
 from gateway.fleet_watch import watch
 from gateway.prefix_lookup import RedisLookup
-from gateway.servicer import InferenceServicer
+from gateway.servicer import SERVICE_NAME, InferenceServicer
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
-from octavo import models, service, settings, telemetry
-from octavo.v1 import gateway_pb2 as gateway_v1
-from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
+from octavo import models, settings, telemetry
+from octavo.service import Service, run
+from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
+
+log = logging.getLogger("octavo.gateway")
 
 
-async def serve(wanted: GatewaySettings) -> None:
-    """Run a gateway until it is asked to stop. It is ready once it knows the fleet, be it empty."""
-    lookup = RedisLookup(wanted.redis_url, wanted.lookup_seconds)
-    front = service.Service(wanted.listen, [gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name])
+async def serve(config: GatewaySettings) -> None:
+    """Serve until asked to stop, then finish what runs. Ready once the fleet is known, be it empty."""
+    served = model_of(config)
+    lookup = RedisLookup(config.redis_url, config.lookup_seconds)
+    await lookup.warm_up()
+    service = Service(config.listen, [SERVICE_NAME])
     try:
-        async with Workers() as workers:
-            dispatcher = Dispatcher([_served(wanted)], lookup=lookup, workers=workers, bounds=_bounds(wanted))
-            gateway_v1_grpc.add_InferenceServicer_to_server(InferenceServicer(dispatcher), front.server)
-            await lookup.warm_up()
-            await front.start(ready=False)
-            watching = asyncio.create_task(_keep_watching(wanted.cache_manager, dispatcher, front))
-            await front.until_asked_to_stop()
+        async with Workers() as workers, asyncio.TaskGroup() as tasks:
+            dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
+            add_InferenceServicer_to_server(InferenceServicer(dispatcher), service.server)
+            await service.start(ready=False)
+            watching = tasks.create_task(keep_watching(config.cache_manager, dispatcher, service))
+            await service.until_asked_to_stop()
             dispatcher.drain()
-            await front.stop(wanted.grace_seconds)
+            await service.stop(config.grace_seconds)
             watching.cancel()
     finally:
         await lookup.close()
 
 
-async def _keep_watching(address: str, dispatcher: Dispatcher, front: service.Service) -> None:
+async def keep_watching(cache_manager: str, dispatcher: Dispatcher, service: Service) -> None:
     """Keep the dispatcher's picture of the fleet; the first one makes the gateway ready."""
     ready = False
-    async with aclosing(watch(address, random.random)) as updates:
+    async with aclosing(watch(cache_manager, random.random)) as updates:
         async for update in updates:
             dispatcher.apply_fleet(update)
             if not ready:
-                await front.set_ready(True)
                 ready = True
+                await service.set_ready(True)
 
 
-def _served(wanted: GatewaySettings) -> ServedModel:
-    folder = models.find(wanted.model, wanted.models_dir.expanduser())
+def model_of(config: GatewaySettings) -> ServedModel:
+    """The model whose words this gateway knows."""
+    folder = models.find(config.model, config.models_dir.expanduser())
     return ServedModel(
         name=folder.name,
         tokenizer=Tokenizer(folder.path, folder.name),
@@ -57,23 +63,33 @@ def _served(wanted: GatewaySettings) -> ServedModel:
     )
 
 
-def _bounds(wanted: GatewaySettings) -> Bounds:
+def bounds_of(config: GatewaySettings) -> Bounds:
+    """The settings that say how much, and how long."""
     return Bounds(
         limits=Limits(
-            max_samples=wanted.max_samples,
-            max_prompt_bytes=wanted.max_prompt_bytes,
-            max_stop_strings=wanted.max_stop_strings,
-            max_stop_bytes=wanted.max_stop_bytes,
+            max_samples=config.max_samples,
+            max_prompt_bytes=config.max_prompt_bytes,
+            max_stop_strings=config.max_stop_strings,
+            max_stop_bytes=config.max_stop_bytes,
         ),
-        max_running=wanted.max_running_requests,
-        max_waiting=wanted.max_waiting_requests,
-        max_wait_seconds=wanted.max_wait_seconds,
-        max_request_seconds=wanted.max_request_seconds,
-        max_attempts=wanted.max_attempts,
+        max_running=config.max_running_requests,
+        max_waiting=config.max_waiting_requests,
+        max_wait_seconds=config.max_wait_seconds,
+        max_request_seconds=config.max_request_seconds,
+        max_attempts=config.max_attempts,
     )
 
 
+def main() -> None:
+    """Read the environment and serve."""
+    config = settings.read(GatewaySettings, "An Octavo gateway.")
+    telemetry.configure("gateway", config.log_level)
+    try:
+        run(serve(config))
+    except (FileNotFoundError, ValueError) as failure:  # said in one line; others are bugs
+        log.error("cannot_serve", extra={"reason": str(failure)})
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    values = settings.read(GatewaySettings, "The front door of an Octavo fleet.")
-    telemetry.configure("gateway", values.log_level)
-    service.run(serve(values))
+    main()

@@ -23,6 +23,10 @@ log = logging.getLogger("octavo.gateway")
 
 _SCRIPT_SHA = sha1(LONGEST_PREFIX_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
+_SOCKET_SECONDS = 1.0
+"""Bound of one socket operation; a look-up's own budget ends it earlier."""
+_WARM_UP_SECONDS = 1.0
+
 
 class PrefixLookup(Protocol):
     """Where to ask for prefix hits."""
@@ -94,13 +98,16 @@ class RedisLookup:
         """Ask the server at `url`; nothing is connected yet."""
         self.failures = 0
         self._budget_seconds = budget_seconds
-        self._redis = cast("Any", redis.asyncio.Redis).from_url(url, socket_connect_timeout=1.0, socket_timeout=1.0)
+        self._redis = cast("Any", redis.asyncio.Redis).from_url(
+            url, socket_connect_timeout=_SOCKET_SECONDS, socket_timeout=_SOCKET_SECONDS
+        )
         self._answering = True
 
     async def warm_up(self) -> None:
         """Connect and load the script, so that the first look-up stays within its budget. Fails silently."""
         try:
-            await self._redis.script_load(LONGEST_PREFIX_SCRIPT)
+            async with asyncio.timeout(_WARM_UP_SECONDS):
+                await self._redis.script_load(LONGEST_PREFIX_SCRIPT)
         except (RedisError, OSError) as error:
             self._failed(error)
 

@@ -13,6 +13,8 @@ from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from octavo.wire import finish_reason_to_wire, worker_to_wire
 
+SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
+
 
 class InferenceServicer(gateway_v1_grpc.InferenceServicer):
     """octavo.v1.Inference."""

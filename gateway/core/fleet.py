@@ -117,22 +117,21 @@ class Fleet:
         reservation = ReservationId(self._next)
         self._next += 1
         self._reserved[reservation] = (info.worker_id, info.epoch)
-        if member := self._member(reservation):
+        if (member := self._member(reservation)) is not None:
             member.reservations[reservation] = _Reservation(prefill_tokens, sequence_tokens, member.reports)
         return reservation
 
     def prefilled(self, reservation: ReservationId) -> None:
         """The prompt of a reserved request has been computed."""
-        if member := self._member(reservation):
-            member.reservations[reservation].prefill_tokens = 0
+        if held := self._held(reservation):
+            held.prefill_tokens = 0
 
     def release(self, reservation: ReservationId) -> None:
         """A reserved request has ended, in whichever way; its positions are cached now, as far as they were computed.
 
         A second release of the same reservation does nothing.
         """
-        if member := self._member(reservation):
-            ended = member.reservations.pop(reservation)
+        if (member := self._member(reservation)) and (ended := member.reservations.pop(reservation, None)):
             member.unreported_cached += max(0, ended.sequence_tokens - ended.prefill_tokens)
         self._reserved.pop(reservation, None)
 
@@ -143,8 +142,12 @@ class Fleet:
                 assert self._reserved.get(reservation) == (worker, member.info.epoch), (worker, reservation)
 
     def _member(self, reservation: ReservationId) -> _Member | None:
-        """The worker that counts this reservation, if that incarnation of it is still there."""
+        """The worker of a reservation, if that incarnation of it is there."""
         worker, epoch = self._reserved.get(reservation, (None, None))
-        member = self._members.get(worker) if worker is not None else None
-        known = member is not None and member.info.epoch == epoch and reservation in member.reservations
-        return member if known else None
+        member = None if worker is None else self._members.get(worker)
+        return member if member is not None and member.info.epoch == epoch else None
+
+    def _held(self, reservation: ReservationId) -> _Reservation | None:
+        """What a reservation counts, unless its worker left since."""
+        member = self._member(reservation)
+        return member.reservations.get(reservation) if member is not None else None

@@ -1,0 +1,245 @@
+"""How much of a prompt each worker holds: in memory and in a real Redis."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.prefix_lookup import MemoryLookup, PrefixLookup, RedisLookup
+from octavo.hashing import block_hashes
+from octavo.ids import BlockHash
+from octavo.index_schema import index_key, index_member
+from octavo.records import PoolSpec, WorkerInfo
+from tests.support.fleets import pool, worker
+from tests.support.redis_server import RedisServer, redis_server
+
+BLOCK = 16
+PATIENT_SECONDS = 10.0
+SALT = b"s" * 32
+
+
+class Index(Protocol):
+    """An implementation, and how a worker's blocks get into what it reads."""
+
+    lookup: PrefixLookup
+
+    async def publish(self, info: WorkerInfo, hashes: Iterable[BlockHash]) -> None: ...
+
+
+class InMemory:
+    def __init__(self) -> None:
+        self.lookup = MemoryLookup()
+
+    async def publish(self, info: WorkerInfo, hashes: Iterable[BlockHash]) -> None:
+        self.lookup.publish(info.worker_id, info.epoch, hashes)
+
+
+class InRedis:
+    def __init__(self, server: RedisServer, budget_seconds: float = PATIENT_SECONDS) -> None:
+        self.server = server
+        self.lookup = RedisLookup(server.url, budget_seconds)
+
+    async def publish(self, info: WorkerInfo, hashes: Iterable[BlockHash]) -> None:
+        if members := [index_member(each) for each in hashes]:
+            client: Any = self.server.client
+            await client.sadd(index_key(info.worker_id, info.epoch), *members)
+
+
+@asynccontextmanager
+async def in_redis(budget_seconds: float = PATIENT_SECONDS) -> AsyncGenerator[InRedis]:
+    async with redis_server() as server:
+        index = InRedis(server, budget_seconds)
+        try:
+            yield index
+        finally:
+            await index.lookup.close()
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
+async def index(request: pytest.FixtureRequest) -> AsyncGenerator[Index]:
+    if request.param == "memory":
+        yield InMemory()
+    else:
+        async with in_redis() as real:
+            yield real
+
+
+def chain(tokens: Iterable[int], spec: PoolSpec | None = None, salt: bytes = b"") -> list[BlockHash]:
+    """Hashes of the full blocks of a worker's sequence."""
+    spec = spec or pool()
+    return block_hashes(spec.chain_root(salt).hash(), list(tokens), spec.block_size)
+
+
+async def test_each_worker_holds_its_own_leading_blocks(index: Index) -> None:
+    """S40: 3, 7 and 5 blocks of the same prompt, and a worker that holds none."""
+    prompt = range(10 * BLOCK + 3)
+    fleet = {name: worker(name) for name in "abcd"}
+    for name, blocks in {"a": 3, "b": 7, "c": 5}.items():
+        await index.publish(fleet[name], chain(prompt)[:blocks])
+
+    found = await index.lookup.hits(tuple(prompt), b"", tuple(fleet.values()))
+
+    assert found == {"a": 3 * BLOCK, "b": 7 * BLOCK, "c": 5 * BLOCK}
+
+
+@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1])
+async def test_one_token_of_a_prompt_is_always_left_to_compute(index: Index, length: int) -> None:
+    """S4, S5: everything is published, and a hit ends before the prompt's last token."""
+    info = worker("a")
+    await index.publish(info, chain(range(4 * BLOCK)))
+
+    found = await index.lookup.hits(tuple(range(length)), b"", [info])
+
+    assert found.get(info.worker_id, 0) == (length - 1) // BLOCK * BLOCK
+
+
+async def test_a_prompt_that_leaves_the_chain_is_a_hit_up_to_there(index: Index) -> None:
+    info = worker("a")
+    await index.publish(info, chain(range(6 * BLOCK)))
+    prompt = (*range(2 * BLOCK + 5), 9999, *range(2 * BLOCK + 6, 6 * BLOCK))
+
+    assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
+
+
+async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
+    """S30: only an unbroken run from the first block on can be attached."""
+    info = worker("a")
+    hashes = chain(range(6 * BLOCK))
+    await index.publish(info, hashes[:2] + hashes[3:])
+
+    assert await index.lookup.hits(tuple(range(6 * BLOCK)), b"", [info]) == {"a": 2 * BLOCK}
+
+
+async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> None:
+    info = worker("a")
+    prompt = tuple(range(3000 * BLOCK))
+    await index.publish(info, chain(prompt))
+
+    assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2999 * BLOCK}
+
+
+async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(index: Index) -> None:
+    """S6, S44, S51."""
+    prompt = tuple(range(4 * BLOCK))
+    await index.publish(worker("a", epoch=1), chain(prompt))
+    other_models = [
+        worker("a", spec=pool(**{field: value}))
+        for field, value in {
+            "model_digest": b"M" * 32,
+            "tokenizer_digest": b"T" * 32,
+            "dtype": "bfloat16",
+            "kv_dtype": "float8_e4m3fn",
+            "block_size": 8,
+        }.items()
+    ]
+
+    assert await index.lookup.hits(prompt, b"", [worker("a", epoch=1)]) == {"a": 3 * BLOCK}
+    assert await index.lookup.hits(prompt, b"", [worker("a", epoch=2)]) == {}
+    assert await index.lookup.hits(prompt, SALT, [worker("a", epoch=1)]) == {}
+    assert [await index.lookup.hits(prompt, b"", [info]) for info in other_models] == [{}] * 5
+
+
+async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_once(index: Index) -> None:
+    prompt = tuple(range(65))
+    small = worker("small", spec=pool(block_size=8))
+    large = worker("large", spec=pool(block_size=32))
+    await index.publish(small, chain(prompt, small.pool)[:3])
+    await index.publish(large, chain(prompt, large.pool))
+
+    assert await index.lookup.hits(prompt, b"", [small, large]) == {"small": 24, "large": 64}
+
+
+async def test_nobody_and_nothing_to_ask_about_are_no_failures(index: Index) -> None:
+    assert await index.lookup.hits(tuple(range(100)), b"", []) == {}
+    assert await index.lookup.hits((1,), b"", [worker("a")]) == {}
+    assert index.lookup.failures == 0
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=80),
+    st.lists(st.lists(st.integers(0, 2), max_size=80), max_size=4),
+)
+async def test_memory_finds_what_comparing_tokens_finds(prompt: list[int], written: list[list[int]]) -> None:
+    spec = pool(block_size=4)
+    info = worker("a", spec=spec)
+    index = InMemory()
+    for sequence in written:
+        await index.publish(info, chain(sequence, spec))
+
+    blocks = 0
+    while 4 * (blocks + 1) < len(prompt) and any(
+        sequence[: 4 * (blocks + 1)] == prompt[: 4 * (blocks + 1)] for sequence in written
+    ):
+        blocks += 1
+    assert (await index.lookup.hits(prompt, b"", [info])).get(info.worker_id, 0) == 4 * blocks
+
+
+# ---- what only Redis can do ----------------------------------------------------------------------------------
+
+
+@pytest.mark.redis
+async def test_a_server_that_forgot_the_script_is_told_it_again() -> None:
+    async with in_redis() as index:
+        info = worker("a")
+        prompt = tuple(range(3 * BLOCK))
+        await index.publish(info, chain(prompt))
+        await index.lookup.warm_up()
+        await index.server.client.script_flush()
+
+        assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
+        assert index.lookup.failures == 0
+
+
+@pytest.mark.redis
+async def test_a_wrong_value_costs_its_own_worker_only() -> None:
+    """S47: one key holds something else."""
+    async with in_redis() as index:
+        good, bad = worker("good"), worker("bad")
+        prompt = tuple(range(3 * BLOCK))
+        await index.publish(good, chain(prompt))
+        client: Any = index.server.client
+        await client.set(index_key(bad.worker_id, bad.epoch), "not a set")
+
+        assert await index.lookup.hits(prompt, b"", [bad, good]) == {"good": 2 * BLOCK}
+
+
+@pytest.mark.redis
+async def test_a_server_that_is_away_counts_as_no_hits_and_is_used_again_when_it_is_back() -> None:
+    """S47: stopped."""
+    async with in_redis() as index:
+        info = worker("a")
+        prompt = tuple(range(3 * BLOCK))
+        await index.server.stop()
+
+        assert await index.lookup.hits(prompt, b"", [info]) == {}
+        assert index.lookup.failures == 1
+
+        await index.server.start()
+        await index.publish(info, chain(prompt))
+        assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
+
+
+@pytest.mark.redis
+async def test_a_server_that_does_not_answer_costs_no_more_than_the_budget() -> None:
+    """S47: frozen, so that connections live and nothing comes back. A socket gives up after a second."""
+    async with in_redis(budget_seconds=0.005) as index:
+        info = worker("a")
+        prompt = tuple(range(3 * BLOCK))
+        await index.publish(info, chain(prompt))
+        await index.lookup.warm_up()
+        index.server.process.freeze()
+
+        async with asyncio.timeout(0.9):
+            assert await index.lookup.hits(prompt, b"", [info]) == {}
+        assert index.lookup.failures == 1
+
+        index.server.process.thaw()
+        await index.server.client.ping()
+        patient = RedisLookup(index.server.url, PATIENT_SECONDS)
+        assert await patient.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
+        await patient.close()

@@ -1,0 +1,157 @@
+"""What cannot be served is refused with a status and a message that names field and numbers, and changes nothing."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.core.events import Delta, Finished, Started, Usage
+from gateway.core.request import Generation, Limits, TextPrompt, TokenPrompt
+from gateway.dispatcher import Bounds
+from octavo.errors import InvalidRequest
+from octavo.v1 import gateway_pb2 as v1
+from tests.support import words
+from tests.support.fake_fleet import FakeFleet, fake_fleet
+from tests.support.gateway_service import Gateway, gateway, words_pool
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture
+async def fleet() -> AsyncGenerator[FakeFleet]:
+    async with fake_fleet() as running:
+        await running.add("small", words_pool(num_blocks=10))  # 160 positions
+        await running.add("large", words_pool(num_blocks=20))  # 320 positions
+        yield running
+
+
+@pytest.fixture
+async def front(fleet: FakeFleet, tmp_path: Path) -> AsyncGenerator[Gateway]:
+    async with gateway(fleet, tmp_path, Bounds(limits=Limits(max_samples=64))) as running:
+        yield running
+
+
+def text(content: str = "hello", **fields: Any) -> v1.GenerateRequest:
+    return v1.GenerateRequest(text=content, **fields)
+
+
+def ids(*tokens: int, **fields: Any) -> v1.GenerateRequest:
+    return v1.GenerateRequest(tokens=v1.TokenIds(ids=tokens), **fields)
+
+
+def chat(*turns: tuple[str, str]) -> v1.GenerateRequest:
+    return v1.GenerateRequest(chat=v1.Chat(messages=[v1.ChatMessage(role=role, content=said) for role, said in turns]))
+
+
+BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
+    "no prompt": (v1.GenerateRequest(), "prompt: absent, wanted text, chat or tokens"),
+    "empty text": (text(""), "prompt.text: empty, wanted at least one token"),
+    "no tokens": (ids(), "prompt.tokens.ids: empty, wanted at least one token"),
+    "no messages": (chat(), "prompt.chat.messages: 0 messages, wanted at least 1"),
+    "no role": (chat(("user", "a"), ("", "b")), "prompt.chat.messages[1].role: empty"),
+    "a role that the template refuses": (chat(("nobody", "a")), "prompt.chat: the model's template refuses it: nobody"),
+    "an unknown token": (ids(1, 2, 3, 70000), "prompt.tokens.ids[3]: 70000, vocabulary has 400"),
+    "the first unknown token": (ids(5, words.VOCAB_SIZE), "prompt.tokens.ids[1]: 400, vocabulary has 400"),
+    "a prompt longer than the model": (
+        ids(*[5] * 1024),
+        "prompt: 1024 tokens, the model takes 1024 with at least 1 of",
+    ),
+    "a prompt that fills the pool": (
+        ids(*[5] * 320),
+        "prompt + max_tokens: 320 + 1 = 321 tokens, the largest pool holds 320",
+    ),
+    "more output than the pool holds": (
+        ids(*[5] * 20, max_tokens=301),
+        "prompt + max_tokens: 20 + 301 = 321 tokens, the largest pool holds 320",
+    ),
+    "zero max_tokens": (text(max_tokens=0), "max_tokens: 0, wanted at least 1"),
+    "negative max_tokens": (text(max_tokens=-7), "max_tokens: -7, wanted at least 1"),
+    "negative n": (text(n=-1), "n: -1, wanted 1 to 64"),
+    "too many samples": (text(n=65), "n: 65, wanted 1 to 64"),
+    "negative temperature": (text(temperature=-0.5), "temperature: -0.5, wanted at least 0 and finite"),
+    "no temperature": (text(temperature=float("nan")), "temperature: nan, wanted at least 0 and finite"),
+    "endless temperature": (text(temperature=float("inf")), "temperature: inf, wanted at least 0 and finite"),
+    "top_p of 0": (text(top_p=0.0), "top_p: 0, wanted in (0, 1]"),
+    "top_p above 1": (text(top_p=1.5), "top_p: 1.5, wanted in (0, 1]"),
+    "top_p that is no number": (text(top_p=float("nan")), "top_p: nan, wanted in (0, 1]"),
+    "negative top_k": (text(top_k=-3), "top_k: -3, wanted at least 0"),
+    "an empty stop string": (text(stop=["a", ""]), "stop[1]: 0 bytes, wanted 1 to 1024"),
+    "a stop string without end": (text(stop=["é" * 513]), "stop[0]: 1026 bytes, wanted 1 to 1024"),
+    "too many stop strings": (text(stop=["a"] * 17), "stop: 17 strings, at most 16"),
+    "ten megabytes of text": (text("a" * 10 * MEGABYTE), "prompt.text: 10000000 bytes, at most 4194304"),
+    "ten megabytes of chat": (
+        chat(("user", "a" * 5 * MEGABYTE), ("user", "a" * 5 * MEGABYTE)),
+        "prompt.chat.messages: 10000008 bytes, at most 4194304",
+    ),
+    "ten megabytes of tokens": (ids(*[5] * 2_500_000), "prompt.tokens.ids: 10000000 bytes, at most 4194304"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_bad_request_is_told_what_is_wrong_and_changes_nothing(
+    fleet: FakeFleet, front: Gateway, name: str
+) -> None:
+    request, message = BAD[name]
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in front.stub.Generate(request, timeout=20):
+            pass
+
+    assert refused.value.code() is INVALID
+    assert str(refused.value.details()).startswith(message)
+    assert all(worker.submissions == [] and worker.streams == 0 for worker in fleet.workers)
+    load = await front.load()
+    assert (load.running_requests, load.waiting_requests, load.requests, load.refused) == (0, 0, 1, 1)
+
+
+async def test_text_that_is_not_utf8_is_refused_by_name_and_place(fleet: FakeFleet, front: Gateway) -> None:
+    generate: Any = front.channel.unary_stream("/octavo.v1.Inference/Generate")
+    field = v1.GenerateRequest.DESCRIPTOR.fields_by_name["text"].number
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in generate(bytes([field << 3 | 2, 3, ord("a"), 0xFF, ord("b")]), timeout=20):
+            pass
+
+    assert (refused.value.code(), refused.value.details()) == (INVALID, "text: not UTF-8 at byte 1 of 3")
+    assert all(worker.submissions == [] for worker in fleet.workers)
+
+
+async def test_an_unknown_model_is_not_found_and_those_there_are_are_named(front: Gateway) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in front.stub.Generate(text(model="gpt-17"), timeout=20):
+            pass
+
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert refused.value.details() == "model: 'gpt-17'; there are: words"
+
+
+async def test_a_model_that_no_worker_serves_is_not_found(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet:
+        await fleet.add("stranger", words_pool(tokenizer_digest=b"?" * 32))
+        await fleet.add("other", words_pool(model="verses"))
+        async with gateway(fleet, tmp_path) as front:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in front.stub.Generate(text(), timeout=20):
+                    pass
+
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert refused.value.details() == "model: no worker serves 'words' now; there are: none"
+
+
+async def test_the_impossible_is_refused_while_others_are_served(fleet: FakeFleet, front: Gateway) -> None:
+    """S22: one request that can never fit, among small ones that wait for the workers."""
+    for worker in fleet.workers:
+        worker.gate.clear()
+    small = [front.client.generate(Generation(prompt=TextPrompt("hello"), max_tokens=3)) for _ in range(4)]
+    assert all([isinstance(await anext(events), Started) for events in small])
+
+    with pytest.raises(InvalidRequest, match="20 \\+ 301 = 321 tokens, the largest pool holds 320"):
+        await front.client.complete(Generation(prompt=TokenPrompt((5,) * 20), max_tokens=301))
+
+    for worker in fleet.workers:
+        worker.gate.set()
+    for events in small:
+        assert [type(event) async for event in events] == [Delta, Delta, Delta, Finished, Usage]

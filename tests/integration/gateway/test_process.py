@@ -1,0 +1,144 @@
+"""`python -m gateway`: a real process with a real Redis, in front of a fake fleet."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.process import LOOPBACK, Process, StartFailed, log_event
+from gateway.client import Client
+from gateway.core.events import Started, Usage
+from gateway.core.request import ChatMessage, ChatPrompt, Generation, TokenPrompt
+from octavo.hashing import block_hashes
+from octavo.index_schema import index_key, index_member
+from octavo.service import probe
+from tests.support import words
+from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
+from tests.support.gateway_service import words_pool
+from tests.support.redis_server import RedisServer, redis_server
+
+pytestmark = pytest.mark.redis
+
+
+def served_port(line: str) -> int | None:
+    event = log_event(line)
+    return event["port"] if event is not None and event["event"] == "serving" else None
+
+
+@asynccontextmanager
+async def gateway_process(fleet: FakeFleet, redis_url: str, model: Path) -> AsyncGenerator[Process]:
+    """A gateway whose port is open; it is not ready before the manager answers."""
+    settings = {
+        "OCTAVO_CACHE_MANAGER": fleet.manager.address,
+        "OCTAVO_REDIS_URL": redis_url,
+        "OCTAVO_MODEL": str(model),
+        "OCTAVO_LOOKUP_SECONDS": "1",
+    }
+    command = [sys.executable, "-m", "gateway"]
+    process = Process("gateway", lambda _: command, env={**os.environ, **settings}, served_port=served_port)
+    await process.start()
+    try:
+        await process.serving()
+        yield process
+    finally:
+        await process.kill()
+
+
+async def until_ready(process: Process, wanted: bool = True) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await asyncio.to_thread(probe, process.address) != wanted:
+            pass
+
+
+@asynccontextmanager
+async def everything(folder: Path) -> AsyncGenerator[tuple[FakeFleet, RedisServer, Process, Client]]:
+    async with redis_server() as redis, fake_fleet() as fleet:
+        model = words.save_model(folder / "words")
+        digest = sha256((model / "tokenizer.json").read_bytes()).digest()
+        for name in "ab":
+            await fleet.add(name, words_pool(tokenizer_digest=digest))
+        async with gateway_process(fleet, redis.url, model) as process, Client(process.address) as client:
+            await until_ready(process)
+            yield fleet, redis, process, client
+
+
+async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tmp_path: Path) -> None:
+    """S43, the gateway's part: hits while Redis is there, answers without them while it is not."""
+    async with everything(tmp_path) as (fleet, redis, process, client):
+        prompt = tuple(range(5, 70))
+        holder = fleet.workers[1].info
+        hashes = block_hashes(holder.pool.chain_root().hash(), prompt, holder.pool.block_size)
+        index: Any = redis.client
+        await index.sadd(index_key(holder.worker_id, holder.epoch), *map(index_member, hashes))
+        request = Generation(prompt=TokenPrompt(prompt), max_tokens=3)
+
+        async with aclosing(client.generate(request)) as events:
+            started = await anext(events)
+        chat = await client.complete(Generation(prompt=ChatPrompt((ChatMessage("user", "本?"),)), max_tokens=2))
+        await redis.stop()
+        answer = await client.complete(request)
+
+        assert isinstance(started, Started)
+        assert (started.worker_id, started.predicted_cached_tokens) == (holder.worker_id, 64)
+        assert (chat.usage.output_tokens, answer.usage.output_tokens) == (2, 3)
+        assert [event["event"] for event in map(log_event, process.lines) if event and event["level"] == "warning"] == [
+            "prefix_lookup_failed"
+        ]
+
+
+async def test_it_is_ready_only_once_it_knows_the_fleet(tmp_path: Path) -> None:
+    async with redis_server() as redis, fake_fleet() as fleet:
+        await fleet.manager.stop()
+        async with gateway_process(fleet, redis.url, words.save_model(tmp_path)) as process:
+            assert not await asyncio.to_thread(probe, process.address)
+            await fleet.manager.restart()
+            await until_ready(process)
+
+
+async def test_asked_to_stop_it_finishes_what_runs_and_leaves(tmp_path: Path) -> None:
+    """S57, the gateway's part."""
+    async with everything(tmp_path) as (fleet, _, process, client):
+        for worker in fleet.workers:
+            worker.gate.clear()
+        events = client.generate(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=3))
+        await anext(events)
+        os.kill(process.pid, signal.SIGTERM)
+        await until_ready(process, wanted=False)
+        for worker in fleet.workers:
+            worker.gate.set()
+
+        *_, last = [event async for event in events]
+
+        assert isinstance(last, Usage)
+        assert await process.exited() == 0
+        for worker in fleet.workers:
+            await worker.until(lambda worker: worker.streams == 0 and not worker.running)
+            assert worker.cancelled == []
+
+
+async def test_killed_it_leaves_no_request_at_a_worker(tmp_path: Path) -> None:
+    """A gateway that is gone has cancelled everything."""
+    async with everything(tmp_path) as (fleet, _, process, client):
+        events = client.generate(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=900))
+        await anext(events)
+        await process.kill()
+
+        for worker in fleet.workers:
+            await worker.until(lambda worker: worker.streams == 0 and not worker.running)
+        with pytest.raises(ConnectionError):
+            async for _ in events:
+                pass
+
+
+async def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet:
+        with pytest.raises(StartFailed, match=r"cannot_serve.*is neither"):
+            async with gateway_process(fleet, f"redis://{LOOPBACK}:9/0", tmp_path / "nowhere"):
+                pass

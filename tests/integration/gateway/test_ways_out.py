@@ -1,0 +1,271 @@
+"""Every way in which a request can end gives back what it held: at the gateway and at the worker."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import grpc
+import pytest
+
+from gateway.core.events import Delta, Started
+from gateway.core.request import Generation, TextPrompt, TokenPrompt
+from gateway.dispatcher import Bounds
+from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
+from octavo.ids import Epoch
+from octavo.v1 import gateway_pb2 as v1
+from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
+from tests.support.gateway_service import Gateway, gateway, words_pool
+
+ENDLESS = Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1000)
+
+
+@pytest.fixture
+async def fleet() -> AsyncGenerator[FakeFleet]:
+    async with fake_fleet() as running:
+        await running.add("a", words_pool())
+        await running.add("b", words_pool())
+        yield running
+
+
+@pytest.fixture
+async def front(fleet: FakeFleet, tmp_path: Path) -> AsyncGenerator[Gateway]:
+    async with gateway(fleet, tmp_path, Bounds(max_running=8, max_waiting=2000)) as running:
+        yield running
+
+
+def chosen(fleet: FakeFleet) -> tuple[FakeWorker, FakeWorker]:
+    """(the worker that has a request, the other one)."""
+    return (
+        (fleet.workers[0], fleet.workers[1]) if fleet.workers[0].submissions else (fleet.workers[1], fleet.workers[0])
+    )
+
+
+async def until_at_rest(front: Gateway) -> None:
+    """Return when the gateway counts nothing any more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not front.at_rest():
+            await front.load()
+
+
+# ---- the client leaves ---------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_leaves_in_mid_stream_stops_the_worker_once(fleet: FakeFleet, front: Gateway) -> None:
+    """S15."""
+    call = front.stub.Generate(v1.GenerateRequest(tokens=v1.TokenIds(ids=[5, 6, 7]), max_tokens=1000), timeout=60)
+    started, delta = await call.read(), await call.read()
+    call.cancel()
+
+    assert (started.WhichOneof("kind"), delta.WhichOneof("kind")) == ("started", "delta")
+    busy, other = chosen(fleet)
+    await busy.until(lambda worker: not worker.running)
+    await until_at_rest(front)
+    assert (busy.cancelled, other.cancelled) == ([1], [])
+    assert len(busy.submissions) == 1
+
+
+async def test_a_client_that_leaves_before_the_first_token_stops_the_worker(fleet: FakeFleet, front: Gateway) -> None:
+    """S15."""
+    for worker in fleet.workers:
+        worker.gate.clear()
+    events = front.client.generate(ENDLESS)
+    assert isinstance(await anext(events), Started)
+    busy, _ = chosen(fleet)
+    await busy.until(lambda worker: bool(worker.running))
+    await events.aclose()
+
+    await busy.until(lambda worker: not worker.running)
+    await until_at_rest(front)
+    assert busy.cancelled == [1]
+
+
+async def test_a_client_that_leaves_the_queue_never_reaches_a_worker(fleet: FakeFleet, tmp_path: Path) -> None:
+    async with gateway(fleet, tmp_path, Bounds(max_running=1)) as front:
+        for worker in fleet.workers:
+            worker.gate.clear()
+        first = front.client.generate(ENDLESS)
+        await anext(first)
+        waits = asyncio.create_task(front.client.complete(ENDLESS))
+        while not (await front.load()).waiting_requests:
+            pass
+        waits.cancel()
+        while (await front.load()).waiting_requests:
+            pass
+        await first.aclose()
+        await until_at_rest(front)
+
+    assert sum(len(worker.submissions) for worker in fleet.workers) == 1
+
+
+async def test_a_request_that_ends_by_itself_is_not_cancelled(fleet: FakeFleet, front: Gateway) -> None:
+    """S15: none after normal ends. The second request's report comes behind whatever the first had sent."""
+    for _ in range(2):
+        await front.client.complete(Generation(prompt=TokenPrompt((5,)), max_tokens=3))
+    assert [worker.cancelled for worker in fleet.workers] == [[], []]
+
+
+async def test_after_many_requests_cancelled_at_any_stage_everything_counts_zero(
+    fleet: FakeFleet, front: Gateway
+) -> None:
+    """S38: of a thousand, a third end by themselves, a third are left after some events, a third are never heard."""
+    random = Random(38)
+
+    async def whole(request: Generation) -> None:
+        await front.client.complete(request)
+
+    async def left_after_some_events(request: Generation) -> None:
+        events = front.client.generate(request)
+        for _ in range(random.randint(1, 5)):
+            await anext(events, None)
+        await events.aclose()
+
+    async def left_unheard(request: Generation) -> None:
+        unheard = asyncio.create_task(front.client.complete(request))
+        for _ in range(random.randint(0, 3)):
+            await front.load()
+        unheard.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        for at in range(1000):
+            request = Generation(prompt=TextPrompt(f"{at} octavo"), max_tokens=random.randint(1, 6))
+            group.create_task(random.choice((whole, left_after_some_events, left_unheard))(request))
+    await until_at_rest(front)
+
+    for worker in fleet.workers:
+        await worker.until(lambda worker: not worker.running)
+    load = await front.load()
+    assert (load.running_requests, load.waiting_requests, load.refused) == (0, 0, 0)
+    assert front.dispatcher.reservations == 0
+
+
+# ---- the worker leaves ---------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_dies_before_its_first_token_is_replaced(fleet: FakeFleet, front: Gateway) -> None:
+    for worker in fleet.workers:
+        worker.gate.clear()
+    events = front.client.generate(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=3))
+    assert isinstance(await anext(events), Started)
+    busy, other = chosen(fleet)
+    await busy.until(lambda worker: bool(worker.running))
+    await busy.die()
+    other.gate.set()
+
+    rest = [event async for event in events]
+
+    assert [event.token_ids for event in rest if isinstance(event, Delta)] == [(5,), (6,), (7,)]
+    assert len(other.submissions) == 1
+    assert front.at_rest()
+
+
+async def test_a_worker_that_dies_after_its_first_token_is_told_to_the_client(fleet: FakeFleet, front: Gateway) -> None:
+    """S25, for now: a typed error within the deadline; the other worker is not concerned."""
+    events = front.client.generate(ENDLESS, timeout_seconds=PATIENCE_SECONDS)
+    assert isinstance(await anext(events), Started)
+    assert isinstance(await anext(events), Delta)
+    busy, other = chosen(fleet)
+    busy.gate.clear()
+    await busy.die()
+
+    with pytest.raises(WorkerLost, match=f"worker {busy.info.worker_id}"):
+        async for _ in events:
+            pass
+    await until_at_rest(front)
+    answer = await front.client.complete(Generation(prompt=TokenPrompt((5,)), max_tokens=3))
+    assert answer.usage.worker_id == other.info.worker_id
+
+
+async def test_when_every_worker_is_lost_the_client_is_told(fleet: FakeFleet, front: Gateway) -> None:
+    for worker in fleet.workers:
+        await worker.die()
+    with pytest.raises(WorkerLost):
+        await front.client.complete("x")
+    assert front.at_rest()
+
+
+async def test_a_worker_that_ends_its_stream_in_peace_ends_the_requests_on_it(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet:
+        worker = await fleet.add("a", words_pool())
+        async with gateway(fleet, tmp_path) as front:
+            worker.ends_streams = True
+            with pytest.raises(WorkerLost, match="the worker ended the stream"):
+                await front.client.complete("x")
+
+
+async def test_a_request_that_one_worker_refuses_while_it_drains_goes_to_another(
+    fleet: FakeFleet, front: Gateway
+) -> None:
+    for worker in fleet.workers:
+        worker.gate.clear()
+    running = asyncio.create_task(front.client.complete(Generation(prompt=TokenPrompt((5, 6)), max_tokens=2)))
+    while not any(worker.submissions for worker in fleet.workers):
+        await front.load()
+    busy, other = chosen(fleet)
+    busy.refuses_with = Draining("this worker drains")
+    busy.gate.set()
+    other.gate.set()
+
+    assert (await running).usage.worker_id == other.info.worker_id
+    assert busy.cancelled == []
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("prompt: no"), PoolExhausted("wanted 3 blocks, 1 available")])
+async def test_what_a_worker_refuses_for_another_reason_the_client_hears(
+    fleet: FakeFleet, front: Gateway, error: Exception
+) -> None:
+    for worker in fleet.workers:
+        worker.refuses_with = error
+    with pytest.raises(type(error), match=str(error)):
+        await front.client.complete("x")
+    assert sum(len(worker.submissions) for worker in fleet.workers) == 1
+    assert front.at_rest()
+
+
+async def test_a_worker_that_registers_anew_finishes_on_the_old_stream_and_starts_on_a_new_one(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet:
+        worker = await fleet.add("a", words_pool())
+        async with gateway(fleet, tmp_path) as front:
+            worker.gate.clear()
+            old = front.client.generate(Generation(prompt=TokenPrompt((5, 6)), max_tokens=2))
+            await anext(old)
+            await worker.until(lambda worker: len(worker.submissions) == 1)
+            worker.info = replace(worker.info, epoch=Epoch(2))
+            fleet.manager.tell(worker.info)
+            await front.until_fleet(lambda _: front.dispatcher.fleet[0].epoch == 2)
+            new = asyncio.create_task(front.client.complete(Generation(prompt=TokenPrompt((7,)), max_tokens=1)))
+            await worker.until(lambda worker: worker.streams == 2)
+            worker.gate.set()
+
+            assert [event.token_ids async for event in old if isinstance(event, Delta)] == [(5,), (6,)]
+            assert (await new).samples[0].token_ids == (7,)
+            fleet.manager.tell(worker.info)
+            await worker.until(lambda worker: worker.streams == 1)
+
+
+# ---- the cache manager leaves --------------------------------------------------------------------------------
+
+
+async def test_while_the_manager_is_away_the_last_picture_stands_and_then_a_new_one_comes(
+    fleet: FakeFleet, front: Gateway
+) -> None:
+    await fleet.manager.stop()
+    answer = await front.client.complete(Generation(prompt=TokenPrompt((5,)), max_tokens=1))
+    assert answer.usage.output_tokens == 1
+
+    await fleet.manager.restart()
+    await fleet.manager.news.until(lambda: fleet.manager.watchers == 1)
+    await fleet.add("c", words_pool())
+    fleet.manager.tell(gone=(fleet.workers[0].info.worker_id,))
+    await front.until_fleet(lambda names: names == ["b", "c"])
+
+
+async def test_the_status_of_a_lost_worker_is_unavailable_with_its_reason(fleet: FakeFleet, front: Gateway) -> None:
+    for worker in fleet.workers:
+        await worker.die()
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        async for _ in front.stub.Generate(v1.GenerateRequest(text="x"), timeout=20):
+            pass
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert ("octavo-reason", "WorkerLost") in list(failed.value.trailing_metadata())

@@ -1,0 +1,95 @@
+"""A real gateway in this process, on loopback, in front of a fake fleet."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gateway.client import Client
+from gateway.dispatcher import Bounds, Dispatcher, ServedModel
+from gateway.fleet_watch import watch
+from gateway.servicer import InferenceServicer
+from gateway.tokenizer import Tokenizer
+from gateway.worker_client import Workers
+from octavo.records import FleetUpdate, PoolSpec
+from octavo.service import SERVER_OPTIONS, open_channel
+from octavo.status import StatusInterceptor
+from octavo.v1 import gateway_pb2 as gateway_v1
+from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
+from tests.support import words
+from tests.support.fake_fleet import FakeFleet, News
+from tests.support.fleets import pool
+
+TOKENIZER_DIGEST = b"w" * 32
+
+
+def words_pool(**fields: Any) -> PoolSpec:
+    """A pool for the model of `tests.support.words`."""
+    defaults = {"tokenizer_digest": TOKENIZER_DIGEST, "max_model_tokens": words.MAX_MODEL_TOKENS}
+    return pool(vocab_size=words.VOCAB_SIZE, **defaults | fields)
+
+
+@dataclass
+class Gateway:
+    """The service, seen from both sides."""
+
+    dispatcher: Dispatcher
+    client: Client
+    channel: grpc.aio.Channel
+    stub: Any
+    news: News
+    address: str
+
+    async def until_fleet(self, condition: Callable[[list[str]], bool]) -> None:
+        """Return when the ids of the workers that it knows are as wanted."""
+        await self.news.until(lambda: condition(sorted(worker.worker_id for worker in self.dispatcher.fleet)))
+
+    async def load(self) -> gateway_v1.GatewayLoad:
+        reply = await self.stub.GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
+        return reply.gateway
+
+    def at_rest(self) -> bool:
+        return (self.dispatcher.running, self.dispatcher.waiting, self.dispatcher.reservations) == (0, 0, 0)
+
+
+@asynccontextmanager
+async def gateway(fleet: FakeFleet, folder: Path, bounds: Bounds | None = None) -> AsyncGenerator[Gateway]:
+    """Return when it has seen every worker that the fleet has."""
+    model = ServedModel(
+        name="words",
+        tokenizer=Tokenizer(words.save_model(folder), "words"),
+        tokenizer_digest=TOKENIZER_DIGEST,
+        stop_tokens=frozenset({words.EOS_TOKEN}),
+    )
+    server = grpc.aio.server(interceptors=[StatusInterceptor()], options=SERVER_OPTIONS)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    async with Workers() as workers, open_channel(address) as channel, Client(address) as client:
+        dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
+        gateway_v1_grpc.add_InferenceServicer_to_server(InferenceServicer(dispatcher), server)
+        await server.start()
+        news = News()
+        running = Gateway(dispatcher, client, channel, gateway_v1_grpc.InferenceStub(channel), news, address)
+
+        def apply(update: FleetUpdate) -> None:
+            dispatcher.apply_fleet(update)
+            news.tell()
+
+        watching = asyncio.create_task(_watch(fleet.manager.address, apply))
+        try:
+            await running.until_fleet(lambda names: len(names) == len(fleet.workers))
+            yield running
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            await server.stop(None)
+
+
+async def _watch(address: str, apply: Callable[[FleetUpdate], None]) -> None:
+    async with aclosing(watch(address, lambda: 0.0)) as updates:
+        async for update in updates:
+            apply(update)

@@ -1,0 +1,148 @@
+"""What a gateway knows of its workers, and what it has sent there itself."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from gateway.core.fleet import Fleet, ReservationId, Standing
+from octavo.ids import WorkerId
+from tests.support.fleets import news, snapshot, worker
+
+
+def standing(fleet: Fleet, name: str) -> Standing:
+    [only] = fleet.standings([WorkerId(name)])
+    return only
+
+
+def fleet_of(*names: str) -> Fleet:
+    fleet = Fleet()
+    fleet.apply(snapshot(*map(worker, names)), now=0.0)
+    return fleet
+
+
+def reserve(fleet: Fleet, name: str, prefill: int = 100, positions: int = 150) -> ReservationId:
+    return fleet.reserve(worker(name), prefill_tokens=prefill, sequence_tokens=positions)
+
+
+def test_a_snapshot_replaces_the_fleet_and_news_amend_it() -> None:
+    fleet = fleet_of("a", "b")
+    fleet.apply(snapshot(worker("b"), worker("c")), now=1.0)
+    fleet.apply(news(worker("d"), gone=("b", "never-there")), now=2.0)
+
+    assert {info.worker_id for info in fleet.workers} == {"c", "d"}
+    assert standing(fleet, "c").heard == 1.0
+
+
+def test_a_worker_that_nobody_knows_has_no_standing() -> None:
+    """S40."""
+    assert fleet_of("a").standings([WorkerId("a"), WorkerId("ghost")]) == (standing(fleet_of("a"), "a"),)
+
+
+def test_what_was_just_sent_counts_before_the_worker_reports_it() -> None:
+    fleet = fleet_of("a", "b")
+    reserve(fleet, "a")
+
+    assert (standing(fleet, "a").queued_tokens, standing(fleet, "a").held_tokens) == (100, 150)
+    assert (standing(fleet, "b").queued_tokens, standing(fleet, "b").held_tokens) == (0, 0)
+
+
+def test_the_second_report_contains_a_reservation_so_it_is_not_counted_twice() -> None:
+    fleet = fleet_of("a")
+    reserve(fleet, "a")
+    report = news(worker("a", queued_prefill_tokens=100, held_blocks=10))
+    fleet.apply(report, now=1.0)
+    fleet.apply(report, now=2.0)
+
+    assert (standing(fleet, "a").queued_tokens, standing(fleet, "a").held_tokens) == (100, 160)
+
+
+def test_a_computed_prompt_is_no_longer_queued_and_its_positions_stay_held() -> None:
+    fleet = fleet_of("a")
+    fleet.prefilled(reserve(fleet, "a"))
+
+    assert (standing(fleet, "a").queued_tokens, standing(fleet, "a").held_tokens) == (0, 150)
+
+
+def test_what_ended_is_cached_until_the_next_report_says_how_much() -> None:
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.prefilled(reservation)
+    fleet.release(reservation)
+
+    assert (standing(fleet, "a").held_tokens, standing(fleet, "a").cached_tokens) == (0, 150)
+    fleet.apply(news(worker("a", cached_blocks=9)), now=1.0)
+    assert standing(fleet, "a").cached_tokens == 144
+
+
+def test_a_new_epoch_starts_without_the_reservations_of_the_old_one() -> None:
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.apply(news(worker("a", epoch=2)), now=1.0)
+
+    assert standing(fleet, "a").queued_tokens == 0
+    fleet.prefilled(reservation)
+    fleet.release(reservation)
+    assert (fleet.reservations, standing(fleet, "a").cached_tokens) == (0, 0)
+
+
+def test_releasing_twice_releases_once() -> None:
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.prefilled(reservation)
+    fleet.release(reservation)
+    fleet.release(reservation)
+
+    assert (fleet.reservations, standing(fleet, "a").cached_tokens) == (0, 150)
+
+
+class Bookings(RuleBasedStateMachine):
+    """Workers come, leave and register anew while requests are sent, computed and ended in any order. S38."""
+
+    sent = Bundle("sent")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet()
+        self.open: set[ReservationId] = set()
+
+    @rule(names=st.sets(st.sampled_from("abc")), epoch=st.integers(1, 2), whole=st.booleans())
+    def hear(self, names: set[str], epoch: int, whole: bool) -> None:
+        workers = [worker(name, epoch=epoch) for name in sorted(names)]
+        self.fleet.apply(snapshot(*workers) if whole else news(*workers), now=0.0)
+
+    @rule(name=st.sampled_from("abc"))
+    def leave(self, name: str) -> None:
+        self.fleet.apply(news(gone=(name,)), now=0.0)
+
+    @rule(target=sent, name=st.sampled_from("abc"), epoch=st.integers(1, 2), prefill=st.integers(0, 50))
+    def send(self, name: str, epoch: int, prefill: int) -> ReservationId:
+        info = worker(name, epoch=epoch)
+        reservation = self.fleet.reserve(info, prefill_tokens=prefill, sequence_tokens=prefill + 10)
+        self.open.add(reservation)
+        return reservation
+
+    @rule(reservation=sent)
+    def compute(self, reservation: ReservationId) -> None:
+        self.fleet.prefilled(reservation)
+
+    @rule(reservation=consumes(sent))
+    def end(self, reservation: ReservationId) -> None:
+        self.fleet.release(reservation)
+        self.open.discard(reservation)
+
+    @invariant()
+    def nothing_is_counted_that_has_ended(self) -> None:
+        self.fleet.check()
+        assert self.fleet.reservations == len(self.open)
+
+    def teardown(self) -> None:
+        for reservation in self.open:
+            self.fleet.release(reservation)
+        at_rest: list[Any] = [
+            (one.queued_tokens, one.held_tokens) for one in self.fleet.standings(map(WorkerId, "abc"))
+        ]
+        assert all(load == (0, 0) for load in at_rest), at_rest
+
+
+TestBookings = Bookings.TestCase

@@ -1,0 +1,223 @@
+"""Text <-> token ids with a model folder's own tokenizer."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Words
+from tokenizers import decoders, models, normalizers, processors
+
+from gateway.core.request import ChatMessage
+from gateway.core.transcript import Detokenizer
+from gateway.tokenizer import Tokenizer
+from octavo.commands.model import fetch_model
+from octavo.errors import InvalidRequest
+from tests.support import words
+
+any_tokens = st.lists(st.integers(0, words.VOCAB_SIZE - 1), max_size=40)
+texts = st.text(alphabet=st.sampled_from("ab ö日本🤗👩‍🚀\n"), max_size=30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return words.save_model(tmp_path_factory.mktemp("words"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(folder, "words")
+
+
+def pieces(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[str]:
+    """What comes out for tokens that come in groups, and the rest at the end."""
+    borders = [0, *sorted(min(cut, len(tokens)) for cut in cuts), len(tokens)]
+    groups = [tokens[start:end] for start, end in pairwise(borders)]
+    return [*map(detokenizer.push, groups), detokenizer.flush()]
+
+
+# ---- detokenising --------------------------------------------------------------------------------------------
+
+
+@given(tokens=any_tokens, cuts=st.lists(st.integers(0, 40), max_size=10))
+def test_the_pieces_of_any_tokens_cut_anywhere_join_to_the_text_of_all(
+    tokenizer: Tokenizer, tokens: list[int], cuts: list[int]
+) -> None:
+    assert "".join(pieces(tokenizer.detokenizer(), tokens, cuts)) == tokenizer.decode(tokens)
+
+
+@given(text=texts)
+def test_no_piece_ends_within_a_character(tokenizer: Tokenizer, text: str) -> None:
+    tokens = list(tokenizer.encode_text(text))
+    so_far = pieces(tokenizer.detokenizer(), tokens, cuts=list(range(len(tokens))))
+
+    assert "".join(so_far) == text
+    assert not any("\ufffd" in piece for piece in so_far)
+    assert so_far[-1] == "", "whole text leaves nothing for the end"
+
+
+def test_half_a_character_at_the_end_is_shown_as_one_when_no_more_comes(tokenizer: Tokenizer) -> None:
+    tokens = [words.tokenizer().token_to_id(letter) for letter in "æĹ"]  # two of the three bytes of a character
+    assert pieces(tokenizer.detokenizer(), tokens, cuts=[1]) == ["", "", "\ufffd"]
+
+
+def test_special_tokens_and_unknown_ones_have_no_text(tokenizer: Tokenizer) -> None:
+    [letter] = tokenizer.encode_text("a")
+    assert pieces(tokenizer.detokenizer(), [1, letter, words.EOS_TOKEN, 10**6], cuts=[]) == ["a", ""]
+
+
+def sentencepiece(folder: Path) -> Tokenizer:
+    """A tokenizer of the other kind: words begin with a mark, bytes are tokens of their own, it begins with <s>."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "本"]
+    own = Words(
+        models.BPE(
+            vocab={piece: at for at, piece in enumerate(pieces)},
+            merges=[("▁", "a")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    own.add_special_tokens(["<unk>", "<s>", "</s>"])
+    own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    own.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder.mkdir()
+    own.save(str(folder / "tokenizer.json"))
+    return Tokenizer(folder, "pieces")
+
+
+@pytest.fixture(scope="module")
+def other_kind(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return sentencepiece(tmp_path_factory.mktemp("pieces") / "model")
+
+
+@given(text=st.text(alphabet=st.sampled_from("ab ö本🤗"), max_size=20), cuts=st.lists(st.integers(0, 60), max_size=10))
+def test_the_pieces_of_any_text_join_for_the_other_kind_of_tokenizer_too(
+    other_kind: Tokenizer, text: str, cuts: list[int]
+) -> None:
+    tokens = list(other_kind.encode_text(text))
+    so_far = pieces(other_kind.detokenizer(), tokens, cuts)
+
+    assert "".join(so_far) == other_kind.decode(tokens) == text
+    assert not any("\ufffd" in piece for piece in so_far)
+
+
+# ---- encoding ------------------------------------------------------------------------------------------------
+
+
+def test_raw_text_gets_the_tokenizers_special_tokens_and_a_chat_only_its_templates(tmp_path: Path) -> None:
+    own = sentencepiece(tmp_path / "model")
+    assert own.encode_text("a")[0] == 1
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert 1 not in Tokenizer(tmp_path / "model", "pieces").encode_chat([ChatMessage("user", "a")])
+
+
+def test_a_chat_is_rendered_up_to_the_assistants_next_turn(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode_chat([ChatMessage("system", "Be brief."), ChatMessage("user", "本?")])
+    rendered = words.tokenizer().decode(list(tokens), skip_special_tokens=False)
+
+    assert rendered == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n本?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_what_a_template_refuses_is_an_invalid_request_with_its_words(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match=r"prompt\.chat: .*nobody may not speak"):
+        tokenizer.encode_chat([ChatMessage("nobody", "psst")])
+
+
+def test_a_model_without_a_template_takes_no_chat(other_kind: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="model pieces has no chat template"):
+        other_kind.encode_chat([ChatMessage("user", "hi")])
+
+
+@pytest.mark.parametrize(
+    ("template", "rendered"),
+    [
+        pytest.param("{{ messages | tojson }}", '[{"role": "user", "content": "ä<b>"}]', id="json as it is"),
+        pytest.param("{% generation %}x{% endgeneration %}", "x", id="marks for training"),
+        pytest.param(
+            "{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1", id="break"
+        ),
+        pytest.param("{{ strftime_now('%%') }}{{ bos_token }}", "%<|im_start|>", id="the date and a special token"),
+        pytest.param("a\n  {% if true %}\nb{% endif %}", "a\nb", id="blocks leave no blank lines"),
+    ],
+)
+def test_templates_find_what_they_are_written_for(folder: Path, tmp_path: Path, template: str, rendered: str) -> None:
+    words.save_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokens = Tokenizer(tmp_path, "words").encode_chat([ChatMessage("user", "ä<b>")])
+
+    assert words.tokenizer().decode(list(tokens), skip_special_tokens=False) == rendered
+
+
+@pytest.mark.parametrize(
+    "escape", ["{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ nothing.at.all }}"]
+)
+def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path, escape: str) -> None:
+    words.save_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(escape)
+    with pytest.raises(InvalidRequest, match=r"prompt\.chat"):
+        Tokenizer(tmp_path, "words").encode_chat([ChatMessage("user", "hi")])
+
+
+def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
+    words.save_model(tmp_path)
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    tokens = Tokenizer(tmp_path, "words").encode_chat([ChatMessage("user", "hi")])
+    assert words.tokenizer().decode(list(tokens)) == "plain"
+
+
+def test_a_tokenizer_that_truncates_in_its_file_does_not_here(tmp_path: Path) -> None:
+    words.save_model(tmp_path)
+    own = words.tokenizer()
+    own.enable_truncation(3)
+    own.save(str(tmp_path / "tokenizer.json"))
+    own.no_truncation()
+    assert len(Tokenizer(tmp_path, "words").encode_text("a b a b a b")) > 3
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "error"),
+    [("tokenizer.json", "{}", ValueError), ("chat_template.jinja", "{% if %}", ValueError)],
+)
+def test_a_broken_file_is_named(tmp_path: Path, file: str, content: str, error: type[Exception]) -> None:
+    words.save_model(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(error, match=str(tmp_path)):
+        Tokenizer(tmp_path, "words")
+
+
+def test_a_folder_without_the_fast_form_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
+        Tokenizer(tmp_path, "words")
+
+
+# ---- against transformers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Path:
+    return fetch_model("smollm2")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["", "Hello wörld", "<|im_start|>user\nhi<|im_end|>", "日本語 🤗\n\n  1234 naïve\t"])
+def test_text_and_chat_are_the_ids_that_transformers_gives(smollm2: Path, text: str) -> None:
+    from transformers import AutoTokenizer
+
+    theirs: Any = AutoTokenizer.from_pretrained(smollm2)
+    ours = Tokenizer(smollm2, "smollm2")
+    turns = [("user", text), ("assistant", "ok"), ("user", text)]
+    chat = theirs.apply_chat_template(
+        [{"role": role, "content": content} for role, content in turns], add_generation_prompt=True, return_dict=False
+    )
+
+    assert list(ours.encode_text(text)) == theirs(text)["input_ids"]
+    assert list(ours.encode_chat([ChatMessage(role, content) for role, content in turns])) == chat
