@@ -1,0 +1,137 @@
+"""Load a model with transformers: safetensors only, no code of the model's own, weights mapped from the file.
+
+A weight that keeps its dtype on a CPU is a page of the file, so two workers of one machine hold it once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from octavo.models import ModelFolder, weight_files
+from worker.kernels import choose
+from worker.kv_pool import PoolShape
+from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "lightning_attention"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run, and the pool it needs."""
+
+    forward: GenericModel
+    shape: PoolShape
+    dtype: torch.dtype
+    device: torch.device
+
+
+def device_of(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ValueError if CUDA is asked for and is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' is asked for, and torch finds none")
+    return torch.device(name)
+
+
+def dtype_of(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU, where it is the oracle's, and bfloat16 elsewhere."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return DTYPES[name]
+
+
+def load(folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, block_size: int) -> LoadedModel:
+    """The model of a folder, with our attention in it.
+
+    Raises:
+        UnsupportedModel: the model needs what our attention cannot do; said before its weights are read where its
+            config tells.
+        FileNotFoundError: a weight file is missing.
+    """
+    weight_files(folder.path)
+    config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    if (reason := refusal(config)) is not None:
+        raise UnsupportedModel(f"{folder.name} is not served: {reason}")
+    text = config.get_text_config(decoder=True)
+    shape = PoolShape(
+        num_layers=text.num_hidden_layers,
+        kv_heads=_kv_heads(text),
+        block_size=block_size,
+        head_dim=_head_dim(text),
+        dtype=dtype,
+    )
+    model = _load_weights(folder, dtype, device)
+    attend = choose(device=device, dtype=dtype, head_dim=shape.head_dim)
+    return LoadedModel(forward=GenericModel(model, attend, shape), shape=shape, dtype=dtype, device=device)
+
+
+def refusal(config: PreTrainedConfig) -> str | None:
+    """Why our attention cannot serve a model of this config; None where the config tells nothing against it."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder and a decoder, and we serve decoders"
+    text = config.get_text_config(decoder=True)
+    return _refused_layers(text) or _refused_scores(text) or _refused_heads(text)
+
+
+def _refused_layers(text: PreTrainedConfig) -> str | None:
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if recurrent := sorted(kinds & _RECURRENT):
+        return f"it has layers of {', '.join(recurrent)}, whose state is not keys and values"
+    if getattr(text, "add_cross_attention", False) or getattr(text, "cross_attention_layers", None):
+        return "it has cross attention"
+    window = getattr(text, "sliding_window", None)
+    slides = "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)
+    if window is not None and slides and window < text.max_position_embeddings:
+        return (
+            f"it attends through a sliding window of {window} positions, its texts go to {text.max_position_embeddings}"
+        )
+    if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
+        return f"it has layers of {', '.join(unknown)}"
+    return None
+
+
+def _refused_scores(text: PreTrainedConfig) -> str | None:
+    if getattr(text, "attn_logit_softcapping", None) is not None:
+        return f"it caps its attention scores softly at {text.attn_logit_softcapping}"
+    if getattr(text, "alibi", False) or getattr(text, "position_embedding_type", None) == "alibi":
+        return "it knows positions by ALiBi"
+    return None
+
+
+def _refused_heads(text: PreTrainedConfig) -> str | None:
+    if getattr(text, "kv_lora_rank", None):
+        return "it keeps latents in place of keys and values"
+    heads, kv_heads = text.num_attention_heads, _kv_heads(text)
+    if heads % kv_heads:
+        return f"its {heads} query heads are no multiple of its {kv_heads} key/value heads"
+    return None
+
+
+def _kv_heads(text: PreTrainedConfig) -> int:
+    return getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+
+
+def _head_dim(text: PreTrainedConfig) -> int:
+    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
+def _load_weights(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    transformers_logging.disable_progress_bar()
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder.path, dtype=dtype, attn_implementation=ATTENTION, **options
+        )
+    except ValueError as error:
+        if ATTENTION in str(error):
+            raise UnsupportedModel(f"{folder.name} is not served: it has attention code of its own") from error
+        raise
+    nn.Module.to(model, device)
+    return model.eval().requires_grad_(False)

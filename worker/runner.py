@@ -1,0 +1,161 @@
+"""A step's plan becomes tensors, a forward pass and drawn tokens. No policy: what runs when is decided elsewhere.
+
+In one step, in this order: block copies, then the forward pass, which writes the new keys and values, then the draws.
+Runs on one thread of its caller's choice; the tensors it holds belong to nobody else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.ids import BlockId, SequenceId
+from octavo.models import ModelFolder
+from octavo.records import PoolSpec, SamplingParams
+from worker.core.step import Chunk, Draw, StepPlan, StepResult
+from worker.kv_pool import KVPool
+from worker.model.batch import Batch, Forward
+from worker.model.loader import LoadedModel, device_of, dtype_of, load
+from worker.model.sampler import sample
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOptions:
+    """How to run a model."""
+
+    kv_memory_bytes: int
+    """Memory of the pool."""
+    block_size: int = 16
+    """Positions of a block."""
+    dtype: str = "auto"
+    """Of weights, activations and pool: auto, float32, bfloat16 or float16."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0 leaves its own choice."""
+
+
+class Runner:
+    """Runs steps of one model over one pool.
+
+    Invariant: after `execute`, the pool holds keys and values of every token of the plan, and of no other new one.
+    """
+
+    def __init__(self, forward: Forward, pool: KVPool, device: torch.device) -> None:
+        self.pool = pool
+        self._forward = forward
+        self._device = device
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step and draw what its chunks ask for.
+
+        A plan without chunks only copies blocks.
+
+        Raises:
+            FloatingPointError: logits that are drawn from are not finite.
+        """
+        self.pool.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
+        if not plan.chunks:
+            return StepResult(())
+        drawing = [chunk for chunk in plan.chunks if chunk.draws]
+        with torch.inference_mode():
+            logits = self._forward(self._batch(plan.chunks), self.pool)
+            rows = [row for row, chunk in enumerate(drawing) for _ in chunk.draws]
+            drawn = iter(sample(logits, rows, [draw for chunk in drawing for draw in chunk.draws]))
+        return StepResult(tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in plan.chunks))
+
+    def warm_up(self) -> None:
+        """Run a small step, so that the first request does not pay for first uses. No block may be in use yet."""
+        tokens = (0,) * self.pool.shape.block_size
+        draws = (Draw(SamplingParams(temperature=1.0), 0, len(tokens)),)
+        chunk = Chunk(sequence=SequenceId(0), start=0, tokens=tokens, table=(BlockId(0),), draws=draws)
+        self.execute(StepPlan((chunk,)))
+
+    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
+        """The tensors of a step.
+
+        A chunk that its table does not cover, a block outside the pool, an unknown token, and two tokens for one slot
+        are bugs of the caller.
+        """
+        block_size = self.pool.shape.block_size
+        counts = np.array([len(chunk.tokens) for chunk in chunks])
+        assert counts.all(), f"chunk {counts.argmin()} of {len(chunks)} has no tokens"
+        starts = np.concatenate(([0], counts.cumsum()))
+        tables = _tables(chunks, block_size)
+        ids = np.concatenate([np.asarray(chunk.tokens, np.int64) for chunk in chunks])
+        positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+        owners = np.repeat(np.arange(len(chunks)), counts)
+        slots = tables[owners, positions // block_size] * block_size + positions % block_size
+        self._check(ids, slots, tables)
+        drawing = np.array([bool(chunk.draws) for chunk in chunks])
+        return Batch(
+            ids=self._tensor(ids)[None],
+            positions=self._tensor(positions)[None],
+            slots=self._tensor(slots),
+            tables=self._tensor(tables.astype(np.int32)),
+            lengths=self._tensor(np.array([chunk.end for chunk in chunks], np.int32)),
+            query_starts=self._tensor(starts.astype(np.int32)),
+            logit_rows=self._tensor(starts[1:][drawing] - 1),
+        )
+
+    def _check(self, ids: Ints, slots: Ints, tables: Ints) -> None:
+        for what, values, end in (("token", ids, self._forward.vocab_size), ("block", tables, self.pool.num_blocks)):
+            lowest, highest = values.min(), values.max()
+            assert 0 <= lowest <= highest < end, f"{what}s {lowest} to {highest}, wanted [0, {end})"
+        assert len(np.unique(slots)) == len(slots), f"{len(slots)} tokens for {len(np.unique(slots))} slots"
+
+    def _tensor(self, values: npt.NDArray[np.integer]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def _tables(chunks: Sequence[Chunk], block_size: int) -> Ints:
+    """The rows of all block tables, each as far as its chunk reaches; 0 behind."""
+    widths = [-(-chunk.end // block_size) for chunk in chunks]
+    tables = np.zeros((len(chunks), max(widths)), np.int64)
+    for row, (chunk, width) in enumerate(zip(chunks, widths, strict=True)):
+        held = len(chunk.table)
+        assert held >= width, f"sequence {chunk.sequence}: {held} blocks for {chunk.end} positions, wanted {width}"
+        tables[row, :width] = chunk.table[:width]
+    return tables
+
+
+def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, PoolSpec]:
+    """Load the model, make its pool, and run one small step.
+
+    Returns:
+        The runner, and what the cache manager must know of its pool.
+
+    Raises:
+        ValueError: the model is not served (`UnsupportedModel`), the device is not there, or the memory holds no block.
+        FileNotFoundError: a weight file is missing.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = device_of(options.device)
+    loaded = load(folder, dtype=dtype_of(options.dtype, device), device=device, block_size=options.block_size)
+    pool = KVPool.within_budget(loaded.shape, options.kv_memory_bytes, device)
+    runner = Runner(loaded.forward, pool, device)
+    runner.warm_up()
+    return runner, _pool_spec(folder, loaded, pool)
+
+
+def _pool_spec(folder: ModelFolder, loaded: LoadedModel, pool: KVPool) -> PoolSpec:
+    return PoolSpec(
+        model=folder.name,
+        model_digest=folder.model_digest,
+        tokenizer_digest=folder.tokenizer_digest,
+        dtype=_name(loaded.dtype),
+        kv_dtype=_name(pool.shape.dtype),
+        block_size=pool.shape.block_size,
+        num_blocks=pool.num_blocks,
+        max_model_tokens=folder.max_model_tokens,
+        vocab_size=folder.vocab_size,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
