@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from os import kill
 
+import grpc
 import pytest
 
 from deploy.process import Process, StartFailed, log_event
 from octavo.errors import Draining
 from octavo.service import open_channel, probe
+from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from tests.support import books
 from tests.support.manager_service import WorkerStandIn
@@ -83,6 +85,17 @@ async def test_a_worker_that_stays_is_told_at_the_end_of_the_grace() -> None:
         with pytest.raises(Draining):
             await worker.hear()
         assert await asyncio.wait_for(process.exited(), 20) == 0
+
+
+async def test_a_frozen_manager_is_lost_to_those_who_watch_it() -> None:
+    """Nothing resets the connection: HTTP/2 pings go unanswered."""
+    async with serving() as process, open_channel(process.address) as channel:
+        call = v1_grpc.CacheManagerStub(channel).WatchFleet(v1.WatchFleetRequest())
+        await call.read()
+        process.freeze()
+        with pytest.raises(grpc.aio.AioRpcError) as lost:
+            await asyncio.wait_for(call.read(), 30)
+    assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,339 @@
+"""Records and their protobuf form: what is sent is what arrives, and what has no shape is refused by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo import records, wire
+from octavo.errors import InvalidRequest, OctavoError
+from octavo.hashing import HASH_BYTES
+from octavo.status import STATUS_OF
+from octavo.v1 import cache_manager_pb2 as manager_v1
+from octavo.v1 import types_pb2 as types_v1
+from octavo.v1 import worker_pb2 as worker_v1
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+names = st.text(min_size=1, max_size=12)
+digests = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
+salts = st.just(b"") | digests
+float32 = st.floats(0, 1e9, width=32)
+some_u32 = st.lists(u32, max_size=4).map(tuple)
+
+
+def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=3).map(tuple)
+
+
+def record(cls: type, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.builds(cls, **fields)
+
+
+pools = record(
+    records.PoolSpec,
+    model=names,
+    model_digest=digests,
+    tokenizer_digest=digests,
+    dtype=names,
+    kv_dtype=names,
+    block_size=st.integers(1, 2**32 - 1),
+    num_blocks=st.integers(1, 2**32 - 1),
+    max_model_tokens=st.integers(1, 2**32 - 1),
+    vocab_size=st.integers(1, 2**32 - 1),
+)
+loads = record(
+    records.WorkerLoad,
+    running_sequences=u32,
+    waiting_sequences=u32,
+    queued_prefill_tokens=u32,
+    held_blocks=u32,
+    cached_blocks=u32,
+    prompt_tokens=u64,
+    cached_tokens=u64,
+    output_tokens=u64,
+    preemptions=u64,
+)
+workers = record(
+    records.WorkerInfo, worker_id=names, epoch=u64, address=names, pool=pools, load=loads, draining=st.booleans()
+)
+exchanges = record(
+    records.Exchange,
+    epoch=u64,
+    step=u64,
+    truncations=several(st.builds(records.Truncation, u32, u32)),
+    commits=several(st.builds(records.Commit, u32, some_u32)),
+    forks=several(st.builds(records.Fork, u32, some_u32, u32)),
+    finished=some_u32,
+    attaches=several(st.builds(records.Attach, u32, some_u32, salts)),
+    reserves=several(st.builds(records.Reservation, u32, u32)),
+    load=loads,
+    draining=st.booleans(),
+)
+grants = record(
+    records.Grant,
+    epoch=u64,
+    step=u64,
+    attached=several(st.tuples(u32, u32)),
+    tables=several(st.builds(records.TableChange, u32, u32, some_u32)),
+    copies=several(st.builds(records.BlockCopy, u32, u32)),
+    unmet=some_u32,
+    free_blocks=u32,
+)
+samplings = record(
+    records.SamplingParams,
+    temperature=float32,
+    top_k=st.integers(0, 2**31 - 1),
+    top_p=st.floats(0, 1, width=32, exclude_min=True),
+    seed=u64,
+)
+reports = record(
+    records.StepReport,
+    tokens=several(st.builds(records.Tokens, u32, u32, some_u32)),
+    prefilled=several(st.builds(records.Prefilled, u32, u32)),
+    finished=several(st.builds(records.SampleFinished, u32, u32, st.sampled_from(records.FinishReason))),
+)
+
+Case = tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callable[[Any], Any]]
+CASES: dict[str, Case] = {
+    "pool": (pools, wire.pool_to_wire, wire.pool_from_wire),
+    "load": (loads, wire.load_to_wire, wire.load_from_wire),
+    "worker": (workers, wire.worker_to_wire, wire.worker_from_wire),
+    "fleet": (
+        record(records.FleetUpdate, workers=several(workers), gone=several(names), snapshot=st.booleans()),
+        wire.fleet_to_wire,
+        wire.fleet_from_wire,
+    ),
+    "audit": (
+        record(
+            records.PoolAudit,
+            epoch=u64,
+            num_blocks=u32,
+            free_blocks=u32,
+            cached_blocks=u32,
+            held_blocks=u32,
+            sequences=u32,
+            violation=st.text(max_size=12),
+        ),
+        wire.audit_to_wire,
+        wire.audit_from_wire,
+    ),
+    "registration": (
+        record(records.Registration, worker_id=names, incarnation=u64, address=names, pool=pools),
+        wire.registration_to_wire,
+        wire.registration_from_wire,
+    ),
+    "registered": (
+        st.builds(records.Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000)),
+        wire.registered_to_wire,
+        wire.registered_from_wire,
+    ),
+    "exchange": (exchanges, wire.exchange_to_wire, wire.exchange_from_wire),
+    "grant": (grants, wire.grant_to_wire, wire.grant_from_wire),
+    "sampling": (samplings, wire.sampling_to_wire, wire.sampling_from_wire),
+    "submission": (
+        record(
+            records.Submission,
+            request=u32,
+            prompt=some_u32,
+            max_tokens=u32,
+            samples=u32,
+            sampling=samplings,
+            stop_tokens=st.frozensets(u32, max_size=3),
+            salt=salts,
+        ),
+        wire.submission_to_wire,
+        wire.submission_from_wire,
+    ),
+    "report": (reports, wire.report_to_wire, wire.report_from_wire),
+}
+
+
+def test_every_translation_has_its_case() -> None:
+    """A new pair of functions in octavo.wire needs a line in CASES."""
+    offered = {name.removesuffix("_to_wire") for name in vars(wire) if name.endswith("_to_wire")}
+    assert offered == {*CASES, "finish_reason"}
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(data=st.data())
+def test_what_is_sent_is_what_arrives(name: str, data: st.DataObject) -> None:
+    strategy, to_wire, from_wire = CASES[name]
+    sent = data.draw(strategy)
+    message = to_wire(sent)
+    assert from_wire(type(message).FromString(message.SerializeToString())) == sent
+
+
+@pytest.mark.parametrize("error", STATUS_OF, ids=lambda cls: cls.__name__)
+def test_a_refusal_arrives_as_the_error_that_it_was(error: type[OctavoError]) -> None:
+    sent = records.StepReport(refused=(records.Refusal(7, error("wanted 3 blocks, 1 available")),))
+    (arrived,) = wire.report_from_wire(wire.report_to_wire(sent)).refused
+    assert arrived.request == 7
+    assert (type(arrived.error), str(arrived.error)) == (error, "wanted 3 blocks, 1 available")
+
+
+def test_a_refusal_of_an_unknown_kind_is_still_an_error_of_ours() -> None:
+    message = worker_v1.ServeReply(refused=[worker_v1.Refused(request=1, reason="FromTheFuture", message="why")])
+    (refused,) = wire.report_from_wire(message).refused
+    assert (type(refused.error), str(refused.error)) == (OctavoError, "why")
+
+
+def test_numbers_lie_little_endian() -> None:
+    assert wire.pack([1, 2**32 - 1]) == bytes.fromhex("01000000 ffffffff")
+    assert list(wire.unpack("field", bytes.fromhex("00010000"))) == [256]
+
+
+@pytest.mark.parametrize("number", [-1, 2**32])
+def test_a_number_that_is_no_u32_is_not_packed(number: int) -> None:
+    with pytest.raises(OverflowError):
+        wire.pack([number])
+
+
+# ---- what has no shape ----------------------------------------------------------------------------------------
+
+BYTES = b"12345"
+RUN_TOO_LONG = wire.pack([1, 3, 7])
+PLACED_RUN_TOO_LONG = wire.pack([1, 0, 3, 7])
+
+MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
+    (wire.exchange_from_wire, manager_v1.Exchange(truncated=BYTES), "exchange.truncated: 5 bytes"),
+    (wire.exchange_from_wire, manager_v1.Exchange(truncated=wire.pack([1])), "exchange.truncated: 1 values"),
+    (wire.exchange_from_wire, manager_v1.Exchange(committed=BYTES), "exchange.committed: 5 bytes"),
+    (wire.exchange_from_wire, manager_v1.Exchange(committed=RUN_TOO_LONG), "exchange.committed: a run ends at value 5"),
+    (wire.exchange_from_wire, manager_v1.Exchange(committed=wire.pack([1])), "exchange.committed: a run ends"),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(committed=wire.pack([1, 2**32 - 1])),
+        "exchange.committed: a run ends at value 4294967297, there are 2",
+    ),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(forks=[manager_v1.Fork(children=BYTES)]),
+        "exchange.forks.children: 5 bytes",
+    ),
+    (wire.exchange_from_wire, manager_v1.Exchange(finished=BYTES), "exchange.finished: 5 bytes"),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(attaches=[manager_v1.Attach(tokens=BYTES)]),
+        "exchange.attaches.tokens: 5 bytes",
+    ),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(attaches=[manager_v1.Attach(salt=BYTES)]),
+        "exchange.attaches.salt: 5 bytes, wanted 0 or 32",
+    ),
+    (wire.exchange_from_wire, manager_v1.Exchange(reserves=BYTES), "exchange.reserves: 5 bytes"),
+    (wire.exchange_from_wire, manager_v1.Exchange(reserves=wire.pack([1])), "exchange.reserves: 1 values"),
+    (wire.grant_from_wire, manager_v1.Grant(attached=BYTES), "grant.attached: 5 bytes"),
+    (wire.grant_from_wire, manager_v1.Grant(attached=wire.pack([1])), "grant.attached: 1 values"),
+    (wire.grant_from_wire, manager_v1.Grant(tables=BYTES), "grant.tables: 5 bytes"),
+    (wire.grant_from_wire, manager_v1.Grant(tables=PLACED_RUN_TOO_LONG), "grant.tables: a run ends at value 6"),
+    (wire.grant_from_wire, manager_v1.Grant(tables=wire.pack([1, 0])), "grant.tables: a run ends"),
+    (wire.grant_from_wire, manager_v1.Grant(copies=BYTES), "grant.copies: 5 bytes"),
+    (wire.grant_from_wire, manager_v1.Grant(copies=wire.pack([1])), "grant.copies: 1 values"),
+    (wire.grant_from_wire, manager_v1.Grant(unmet=BYTES), "grant.unmet: 5 bytes"),
+    (wire.submission_from_wire, worker_v1.Submit(prompt=BYTES), "submit.prompt: 5 bytes"),
+    (
+        wire.submission_from_wire,
+        worker_v1.Submit(sampling=types_v1.SamplingParams(top_p=1), stop_tokens=BYTES),
+        "submit.stop_tokens: 5 bytes",
+    ),
+    (
+        wire.submission_from_wire,
+        worker_v1.Submit(sampling=types_v1.SamplingParams(top_p=1), salt=BYTES),
+        "submit.salt: 5 bytes, wanted 0 or 32",
+    ),
+    (wire.report_from_wire, worker_v1.ServeReply(tokens=BYTES), "serve.tokens: 5 bytes"),
+    (wire.report_from_wire, worker_v1.ServeReply(tokens=PLACED_RUN_TOO_LONG), "serve.tokens: a run ends at value 6"),
+    (
+        wire.report_from_wire,
+        worker_v1.ServeReply(finished=[worker_v1.SampleFinished()]),
+        "finish reason: 0, wanted one of",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "message", "problem"), MALFORMED_NUMBERS, ids=[problem for _, _, problem in MALFORMED_NUMBERS]
+)
+def test_a_field_without_shape_is_refused_by_name(read: Callable[[Any], Any], message: Message, problem: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        read(message)
+    assert str(refusal.value).startswith(problem)
+
+
+def test_every_flat_field_of_the_schemas_has_a_malformed_case() -> None:
+    """A new `bytes` field on the step path needs a line above."""
+    covered = {problem.split(":")[0].rpartition(".")[2] for _, _, problem in MALFORMED_NUMBERS}
+    schemas = {**manager_v1.DESCRIPTOR.message_types_by_name, **worker_v1.DESCRIPTOR.message_types_by_name}
+    flat = {field.name for message in schemas.values() for field in message.fields if field.type == field.TYPE_BYTES}
+    assert flat <= covered
+
+
+GOOD_POOL: dict[str, Any] = {
+    "model": "m",
+    "model_digest": bytes(HASH_BYTES),
+    "tokenizer_digest": bytes(HASH_BYTES),
+    "dtype": "float32",
+    "kv_dtype": "float32",
+    "block_size": 16,
+    "num_blocks": 8,
+    "max_model_tokens": 64,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize("field", GOOD_POOL)
+def test_a_pool_needs_every_field(field: str) -> None:
+    wire.pool_from_wire(types_v1.PoolSpec(**GOOD_POOL))
+    with pytest.raises(InvalidRequest, match=rf"^pool\.{field}: "):
+        wire.pool_from_wire(types_v1.PoolSpec(**{name: value for name, value in GOOD_POOL.items() if name != field}))
+
+
+@pytest.mark.parametrize("field", ["model_digest", "tokenizer_digest"])
+@pytest.mark.parametrize("size", [HASH_BYTES - 1, HASH_BYTES + 1])
+def test_a_digest_has_its_size(field: str, size: int) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^pool\.{field}: {size} bytes, wanted 32"):
+        wire.pool_from_wire(types_v1.PoolSpec(**{**GOOD_POOL, field: bytes(size)}))
+
+
+@pytest.mark.parametrize("field", ["worker_id", "address"])
+def test_a_registration_names_its_worker_and_where_it_is(field: str) -> None:
+    given = {"worker_id": "w", "address": "127.0.0.1:1", field: ""}
+    with pytest.raises(InvalidRequest, match=rf"^register\.{field}: empty"):
+        wire.registration_from_wire(manager_v1.Register(pool=types_v1.PoolSpec(**GOOD_POOL), **given))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.5),
+        ("temperature", float("inf")),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", -1.0),
+        ("top_p", 1.5),
+        ("top_p", float("nan")),
+    ],
+)
+def test_sampling_that_no_distribution_has_is_refused(field: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^sampling\.{field}: "):
+        wire.sampling_from_wire(types_v1.SamplingParams(**{"top_p": 1.0, field: value}))
+
+
+@given(committed=st.binary(max_size=64), truncated=st.binary(max_size=32), reserves=st.binary(max_size=32), step=u64)
+def test_any_bytes_are_either_an_exchange_or_refused(
+    committed: bytes, truncated: bytes, reserves: bytes, step: int
+) -> None:
+    """Nothing but InvalidRequest is ever raised; what passes goes back to the same bytes."""
+    message = manager_v1.Exchange(committed=committed, truncated=truncated, reserves=reserves, step=step)
+    try:
+        exchange = wire.exchange_from_wire(message)
+    except InvalidRequest:
+        return
+    again = wire.exchange_to_wire(exchange)
+    assert (again.committed, again.truncated, again.reserves) == (committed, truncated, reserves)

@@ -1,0 +1,162 @@
+"""One gRPC service: health, reflection, its port and its end."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from octavo.service import Service, open_channel, probe
+from octavo.v1 import cache_manager_pb2 as v1
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+
+NAME = "octavo.v1.CacheManager"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Servicer(v1_grpc.CacheManagerServicer):
+    """Answers at once, or when it is told to."""
+
+    def __init__(self) -> None:
+        self.called = asyncio.Event()
+        self.answer = asyncio.Event()
+
+    async def Attend(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802  # the schema's name
+        raise NotImplementedError
+
+    async def WatchFleet(self, request: Any, context: Any) -> Any:  # noqa: N802  # the schema's name
+        raise NotImplementedError
+
+    async def Audit(self, request: v1.AuditRequest, context: Any) -> v1.AuditReply:  # noqa: N802  # the schema's name
+        self.called.set()
+        await self.answer.wait()
+        return v1.AuditReply(sequences=3)
+
+
+@asynccontextmanager
+async def serving(*, ready: bool = True, servicer: Servicer | None = None) -> AsyncGenerator[Service]:
+    service = Service("127.0.0.1:0", [NAME])
+    v1_grpc.add_CacheManagerServicer_to_server(servicer or Servicer(), service.server)
+    await service.start(ready=ready)
+    try:
+        yield service
+    finally:
+        await service.stop(0)
+
+
+def address(service: Service) -> str:
+    return f"127.0.0.1:{service.port}"
+
+
+async def health(service: Service, name: str = "") -> int:
+    async with open_channel(address(service)) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)).status
+
+
+@pytest.mark.parametrize("name", ["", NAME])
+async def test_a_service_is_healthy_as_a_whole_and_by_its_name(name: str) -> None:
+    async with serving() as service:
+        assert await health(service, name) == SERVING
+
+
+async def test_a_service_may_serve_before_it_is_ready() -> None:
+    async with serving(ready=False) as service:
+        assert await health(service) == NOT_SERVING
+        await service.set_ready(True)
+        assert await health(service, NAME) == SERVING
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_probe_tells_readiness(ready: bool) -> None:
+    async with serving(ready=ready) as service:
+        assert await asyncio.to_thread(probe, address(service)) is ready
+
+
+async def test_a_probe_of_nobody_says_no() -> None:
+    assert not await asyncio.to_thread(probe, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("ready", "code"), [(True, 0), (False, 1)])
+async def test_the_probe_command_tells_readiness_by_its_exit_code(ready: bool, code: int) -> None:
+    """What container health checks run."""
+    async with serving(ready=ready) as service:
+        command = [sys.executable, "-m", "octavo.service", "probe", address(service)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+async def test_reflection_lists_what_is_served() -> None:
+    async with serving() as service, open_channel(address(service)) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10)
+        reply = await call.read()
+        call.cancel()
+    names = {each.name for each in reply.list_services_response.service}
+    assert names == {NAME, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_reflection_describes_the_schema() -> None:
+    async with serving() as service, open_channel(address(service)) as channel:
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=NAME)
+        call = stub.ServerReflectionInfo(iter([request]), timeout=10)
+        reply = await call.read()
+        call.cancel()
+    assert any(
+        b"octavo/v1/cache_manager.proto" in file for file in reply.file_descriptor_response.file_descriptor_proto
+    )
+
+
+async def test_a_second_service_on_the_port_does_not_start() -> None:
+    """gRPC would share the port between the two and say nothing."""
+    async with serving() as first:
+        second = Service(address(first), [NAME])
+        with pytest.raises(OSError, match=f"cannot listen on {address(first)}"):
+            await second.start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_readiness_has_fallen_when_the_service_hears_that_it_must_stop(number: signal.Signals) -> None:
+    """S57: readiness falls first, while calls are still answered."""
+    servicer = Servicer()
+    async with serving(servicer=servicer) as service, open_channel(address(service)) as channel:
+        running = asyncio.ensure_future(v1_grpc.CacheManagerStub(channel).Audit(v1.AuditRequest(), timeout=10))
+        await servicer.called.wait()
+        os.kill(os.getpid(), number)
+        await service.until_asked_to_stop()
+        assert await health(service) == NOT_SERVING
+        assert await health(service, NAME) == NOT_SERVING
+        servicer.answer.set()
+        assert (await running).sequences == 3
+
+
+async def test_a_call_that_ends_within_the_grace_is_answered() -> None:
+    servicer = Servicer()
+    async with serving(servicer=servicer) as service, open_channel(address(service)) as channel:
+        running = asyncio.ensure_future(v1_grpc.CacheManagerStub(channel).Audit(v1.AuditRequest(), timeout=10))
+        await servicer.called.wait()
+        stopping = asyncio.create_task(service.stop(grace_seconds=60))
+        servicer.answer.set()
+        assert (await running).sequences == 3
+        await stopping
+
+
+async def test_a_call_that_outlives_the_grace_is_ended() -> None:
+    servicer = Servicer()
+    async with serving(servicer=servicer) as service, open_channel(address(service)) as channel:
+        running = asyncio.ensure_future(v1_grpc.CacheManagerStub(channel).Audit(v1.AuditRequest(), timeout=10))
+        await servicer.called.wait()
+        await service.stop(grace_seconds=0)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await running
+    assert ended.value.code() is grpc.StatusCode.UNAVAILABLE

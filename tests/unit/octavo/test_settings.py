@@ -1,0 +1,114 @@
+"""Environment -> settings: good values, and every bad one reported at once."""
+
+import json
+import socket
+
+import pytest
+from pydantic import Field, ValidationError
+
+from octavo.settings import Address, ServiceSettings, read, split_address
+
+
+class Settings(ServiceSettings):
+    """A service's."""
+
+    peer: Address = Field(default="127.0.0.1:1", description="host:port of somebody")
+    seats: int = Field(default=3, ge=1, description="how many")
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the caller, and no argument of pytest."""
+    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS"):
+        monkeypatch.delenv(f"OCTAVO_{name}", raising=False)
+    monkeypatch.setattr("sys.argv", ["service"])
+
+
+def given(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"OCTAVO_{name.upper()}", value)
+
+
+def test_without_variables_the_defaults_hold() -> None:
+    settings = read(Settings, "a service")
+    assert (settings.listen, settings.seats, settings.log_level) == ("127.0.0.1:0", 3, "info")
+
+
+def test_a_variable_sets_the_field_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, seats="7", peer="worker-1:8520")
+    settings = read(Settings, "a service")
+    assert (settings.seats, settings.peer) == (7, "worker-1:8520")
+
+
+def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose passes variables that nobody has set as empty ones."""
+    given(monkeypatch, seats="", advertise="")
+    settings = read(Settings, "a service")
+    assert (settings.seats, settings.advertise) == (3, None)
+
+
+def test_a_variable_of_another_service_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, kv_memory="256MiB")
+    assert read(Settings, "a service").seats == 3
+
+
+def test_every_bad_variable_is_reported_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(monkeypatch, seats="0", peer="nowhere", grace_seconds="soon")
+    with pytest.raises(SystemExit) as exit_:
+        read(Settings, "a service")
+    assert exit_.value.code == 2
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert [line.split(": ")[0] for line in lines] == [
+        "OCTAVO_GRACE_SECONDS=soon",
+        "OCTAVO_PEER=nowhere",
+        "OCTAVO_SEATS=0",
+    ]
+    assert "greater than or equal to 1" in lines[2]
+
+
+def test_settings_are_shown_with_their_meaning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["service", "--print-settings"])
+    given(monkeypatch, seats="5")
+    with pytest.raises(SystemExit) as exit_:
+        read(Settings, "a service")
+    assert exit_.value.code == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["OCTAVO_SEATS"] == {"value": 5, "meaning": "how many"}
+    assert all(entry["meaning"] for entry in shown.values())
+
+
+def test_settings_cannot_be_changed_later() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        read(Settings, "a service").seats = 4  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("[::1]", 65535)), ("worker-1:8520", ("worker-1", 8520))],
+)
+def test_an_address_is_a_host_and_a_port(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:port", "host:-1", "host:65536", "host:1.5"])
+def test_what_is_no_address_is_shown(address: str) -> None:
+    with pytest.raises(ValueError, match="wanted host:port") as error:
+        split_address(address)
+    assert repr(address) in str(error.value)
+
+
+def test_a_service_is_reached_where_it_listens() -> None:
+    assert Settings(listen="127.0.0.1:0").advertised(4711) == "127.0.0.1:4711"
+
+
+def test_a_service_that_listens_everywhere_is_reached_at_its_host_s_address() -> None:
+    host = socket.gethostbyname(socket.gethostname())
+    assert Settings(listen="0.0.0.0:0").advertised(4711) == f"{host}:4711"
+
+
+def test_a_service_is_reached_where_it_says() -> None:
+    assert Settings(advertise="worker-1:8520").advertised(4711) == "worker-1:8520"
