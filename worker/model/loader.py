@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from octavo.models import ModelFolder, weight_files
-from worker.kernels import choose
+from worker.kernels import Attend, choose
 from worker.kv_pool import PoolShape
 from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel
 
@@ -47,8 +47,10 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load(folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, block_size: int) -> LoadedModel:
-    """The model of a folder, with our attention in it.
+def load(
+    folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, block_size: int, attend: Attend | None = None
+) -> LoadedModel:
+    """The model of a folder, with our attention in it: `attend`, or by default the fastest there is here.
 
     Raises:
         UnsupportedModel: the model needs what our attention cannot do; said before its weights are read where its
@@ -68,7 +70,7 @@ def load(folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, block
         dtype=dtype,
     )
     model = _load_weights(folder, dtype, device)
-    attend = choose(device=device, dtype=dtype, head_dim=shape.head_dim)
+    attend = attend or choose(device=device, dtype=dtype, head_dim=shape.head_dim)
     return LoadedModel(forward=GenericModel(model, attend, shape), shape=shape, dtype=dtype, device=device)
 
 

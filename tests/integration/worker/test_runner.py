@@ -1,0 +1,159 @@
+"""Greedy tokens through the paged pool are those of plain transformers, however the prompt is cut and batched."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from octavo.ids import BlockId, SequenceId
+from octavo.records import BlockCopy, SamplingParams
+from tests.support import tiny_model
+from tests.support.hand_runner import BLOCK_SIZE, GREEDY, HandRunner, Stream
+from tests.support.oracle import solo_greedy
+from worker.core.step import Chunk, Draw, StepPlan, StepResult
+from worker.kernels import Attend, native, reference, torch_cpu
+from worker.kernels.native_build import NativeUnavailable
+
+MODELS = {"llama": tiny_model.save_tiny_llama, "qwen3": tiny_model.save_tiny_qwen3}
+
+
+def attention(name: str) -> Attend:
+    if name == "native":
+        try:
+            return native.load(torch.float32, torch.float32, 32)
+        except NativeUnavailable as unavailable:
+            pytest.skip(str(unavailable))
+    return {"torch": torch_cpu.attend, "reference": reference.attend}[name]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MODELS[request.param](tmp_path_factory.mktemp("models") / request.param)
+
+
+@pytest.fixture(scope="module", params=["native", "torch", "reference"])
+def hand(request: pytest.FixtureRequest, folder: Path) -> HandRunner:
+    return HandRunner(folder, attention(request.param))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> HandRunner:
+    """One model, one attention: for what depends on neither."""
+    return HandRunner(tiny_model.save_tiny_llama(tmp_path_factory.mktemp("models") / "one"), torch_cpu.attend)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{length} {seed}")
+    return [draw.randrange(3, tiny_model.VOCAB_SIZE) for _ in range(length)]
+
+
+def chunk(tokens: Sequence[int], table: Sequence[int], *, start: int = 0, sequence: int = 0, draws: int = 1) -> Chunk:
+    """A chunk that draws greedily after its last token, `draws` times."""
+    return Chunk(
+        sequence=SequenceId(sequence),
+        start=start,
+        tokens=tuple(tokens),
+        table=[BlockId(block) for block in table],
+        draws=tuple(Draw(GREEDY, sample, start + len(tokens)) for sample in range(draws)),
+    )
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 1000])
+def test_a_prompt_in_chunks_of_any_size_goes_on_as_it_does_alone(hand: HandRunner, folder: Path, size: int) -> None:
+    tokens = prompt(53)
+    assert hand.run(Stream(tokens, 64, chunk=size)) == [solo_greedy(folder, tokens, 64)]
+
+
+def test_prefills_and_decodes_in_one_batch_go_on_as_each_does_alone(hand: HandRunner, folder: Path) -> None:
+    streams = [
+        Stream(prompt(3), 40),
+        Stream(prompt(70), 12, chunk=16),
+        Stream(prompt(33), 20, chunk=7, begins=2),
+        Stream(prompt(16), 20, begins=9),
+        Stream(prompt(1), 30, begins=11),
+    ]
+    assert hand.run(*streams) == [solo_greedy(folder, stream.prompt, stream.count) for stream in streams]
+
+
+def test_what_nobody_wrote_is_never_read(hand: HandRunner, folder: Path) -> None:
+    """S55: every length from 1 to three blocks, in a pool that held NaN everywhere."""
+    lengths = range(1, 3 * BLOCK_SIZE + 1)
+    drawn = hand.run(*(Stream(prompt(length), 3) for length in lengths))
+    assert drawn == [solo_greedy(folder, prompt(length), 3) for length in lengths]
+
+
+def test_blocks_are_copied_before_anything_is_written(one: HandRunner) -> None:
+    """A forked sequence keeps the shared block as it was before its sibling's write of the same step."""
+    history = prompt(20)
+    first, shared, private = one.blocks_for(3 * BLOCK_SIZE)
+    one.runner.execute(StepPlan((chunk(history, [first, shared], draws=0),)))
+
+    siblings = (chunk([7], [first, shared], start=20), chunk([9], [first, private], start=20, sequence=1))
+    both = one.runner.execute(StepPlan(siblings, copies=(BlockCopy(shared, private),)))
+    after = (chunk([11], [first, shared], start=21), chunk([11], [first, private], start=21, sequence=1))
+    later = one.runner.execute(StepPlan(after))
+
+    alone = [one.run(Stream([*history, token, *rest], 1)) for token in (7, 9) for rest in ((), (11,))]
+    assert [[list(tokens)] for step in zip(both.tokens, later.tokens, strict=True) for tokens in step] == alone
+
+
+def test_a_plan_without_chunks_only_copies(one: HandRunner) -> None:
+    source, target = one.blocks_for(2 * BLOCK_SIZE)
+    one.runner.execute(StepPlan((chunk(prompt(16), [source]),)))
+    assert one.runner.execute(StepPlan((), copies=(BlockCopy(source, target),))) == StepResult(())
+    for layer in range(one.pool.shape.num_layers):
+        for tensor in one.pool.layer(layer):
+            assert torch.equal(tensor[source], tensor[target])
+
+
+def test_every_chunk_gets_as_many_tokens_as_it_draws(one: HandRunner) -> None:
+    tables = [one.blocks_for(BLOCK_SIZE) for _ in range(3)]
+    chunks = [chunk(prompt(5), table, sequence=at, draws=at) for at, table in enumerate(tables)]
+    result = one.runner.execute(StepPlan(tuple(chunks)))
+    assert [len(tokens) for tokens in result.tokens] == [0, 1, 2]
+    assert len({token for tokens in result.tokens for token in tokens}) == 1  # one prompt, greedy
+
+
+def test_a_step_that_draws_nothing_still_writes(one: HandRunner) -> None:
+    tokens, table = prompt(20), one.blocks_for(2 * BLOCK_SIZE)
+    silent = one.runner.execute(StepPlan((chunk(tokens[:-1], table, draws=0),)))
+    spoken = one.runner.execute(StepPlan((chunk(tokens[-1:], table, start=19),)))
+    assert silent.tokens == ((),)
+    assert [list(spoken.tokens[0])] == one.run(Stream(tokens, 1))
+
+
+def test_sampled_tokens_are_the_same_in_another_batch_and_other_blocks(one: HandRunner) -> None:
+    def warm(sample: int, begins: int = 0, size: int = 1000) -> Stream:
+        sampling = SamplingParams(temperature=1.3, top_k=50, top_p=0.95, seed=5)
+        return Stream(prompt(21), 24, chunk=size, sampling=sampling, sample=sample, begins=begins)
+
+    alone = [one.run(warm(sample))[0] for sample in range(3)]
+    together = one.run(Stream(prompt(40), 30), warm(0, begins=3), warm(1, size=4), warm(2, begins=1, size=7))
+    assert together[1:] == alone
+    assert len({tuple(tokens) for tokens in alone}) == 3
+
+
+def test_nan_in_a_sequences_own_history_is_an_error(one: HandRunner) -> None:
+    (block,) = one.blocks_for(BLOCK_SIZE)
+    one.pool.layer(0)[0][block].fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="position 6"):
+        one.runner.execute(StepPlan((chunk([5], [block], start=5),)))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([chunk(prompt(33), [0, 1])], "sequence 0: 2 blocks for 33 positions, wanted 3"),
+        ([chunk([259], [0])], r"tokens 259 to 259, wanted \[0, 259\)"),
+        ([chunk([5], [300])], r"blocks 300 to 300, wanted \[0, 300\)"),
+        ([chunk([5], [4]), chunk([6, 7], [4], sequence=1)], "3 tokens for 2 slots"),
+        ([chunk([5], [0]), chunk([], [1], start=1)], "chunk 1 of 2 has no tokens"),
+    ],
+)
+def test_a_plan_that_cannot_be_right_is_a_bug_with_its_values(
+    one: HandRunner, chunks: list[Chunk], message: str
+) -> None:
+    with pytest.raises(AssertionError, match=message):
+        one.runner.execute(StepPlan(tuple(chunks)))
