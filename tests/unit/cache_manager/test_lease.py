@@ -43,6 +43,22 @@ def test_a_lease_lasts_as_long_as_it_is_renewed():
     assert len(book) == 0
 
 
+def test_the_epoch_of_a_registration_is_known_before_it_is_made():
+    book = LeaseBook(5.0)
+    book.register(registration("a"), NOW)
+    expected = book.next_epoch(NOW)
+    assert book.register(registration("b"), NOW).epoch == expected
+
+
+def test_asking_for_a_lease_does_not_extend_it():
+    book = LeaseBook(5.0)
+    lease = book.register(registration(), NOW)
+    assert book.require(lease.worker_id, lease.epoch, NOW + 4) == lease
+    assert book.expire(NOW + 5) == (lease,)
+    with pytest.raises(StaleEpoch):
+        book.require(lease.worker_id, lease.epoch, NOW + 5)
+
+
 def test_the_next_expiry_is_that_of_the_worker_longest_unheard():
     book = LeaseBook(5.0)
     assert book.next_expiry() is None

@@ -176,6 +176,18 @@ class TestCommit:
         append(ledger, A, [7])
         assert ledger.take_changes() == (Published(hashes(range(8))[1]),)
 
+    def test_what_is_published_is_listed_parents_first(self):
+        ledger = open_ledger(num_blocks=3)
+        compute(ledger, A, tokens_of(0, 8))
+        compute(ledger, B, tokens_of(100, 4))
+        ledger.free(A)
+        ledger.reserve(B, 4)  # evicts the tail of A's chain
+        assert ledger.published() == [hashes(range(4))[0], hashes(tokens_of(100, 4))[0]]
+        ledger.attach(A, tokens_of(0, 8))
+        ledger.truncate(B, 4)
+        append(ledger, A, tokens_of(4, 4))
+        assert ledger.published() == [hashes(range(4))[0], hashes(tokens_of(100, 4))[0], hashes(range(8))[1]]
+
     def test_changes_are_taken_once(self):
         ledger = open_ledger()
         compute(ledger, A, tokens_of(0, 4))

@@ -1,0 +1,253 @@
+"""Random lives of sequences on a small pool, against a model that keeps whole token prefixes.
+
+The model plays the worker: it has a memory with a cell for each position of each block, writes there what a position's
+keys and values depend on (its salt and every token up to it), makes the copies that it is told, and reads every
+sequence back through the table that it was told, after every step. Whatever sharing, copying, merging, eviction or
+truncation did, a sequence must read what it would have computed alone: a hit equals a miss.
+"""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cache_manager.core.changes import Evicted, Published
+from cache_manager.core.ledger import Ledger
+from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
+from octavo.hashing import block_hashes, next_hash
+from tests.support.books import EPOCH, colliding_hash, exchange, idle, pool_spec, state_of
+
+SALTS = st.sampled_from([b"", b"tenant"])
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+"""Few different ones, so that prefixes meet again."""
+
+
+class Life:
+    """What the model knows of one sequence."""
+
+    def __init__(self, salt, tokens, length=0):
+        self.salt = salt
+        self.tokens = tokens
+        self.length = length
+        self.writable = length
+
+    def cell(self, position):
+        return self.salt, tuple(self.tokens[: position + 1])
+
+    def fork(self):
+        return Life(self.salt, self.tokens[: self.length], self.length)
+
+
+PICK = st.integers(0, 3)
+"""Which of the living sequences a rule takes, the newest first; it starts one if there is none."""
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    next_hash = staticmethod(next_hash)
+    exact = True
+    """Whether a hit is as long as whole prefixes say; not so when keys collide."""
+
+    @initialize(block_size=st.integers(1, 4), num_blocks=st.integers(2, 8))
+    def open(self, block_size, num_blocks):
+        self.size = block_size
+        self.spec = pool_spec(block_size=block_size, num_blocks=num_blocks, vocab_size=10)
+        self.ledger = Ledger(self.spec, EPOCH, next_hash=self.next_hash)
+        self.memory = [[None] * block_size for _ in range(num_blocks)]
+        self.tables = {}
+        self.lives = {}
+        self.prefixes = {}
+        self.published = set()
+        self.last = 0
+
+    @rule(salt=SALTS, tokens=TOKENS)
+    def attach(self, salt, tokens):
+        self.start(salt, tokens)
+
+    @rule(salt=SALTS, tokens=TOKENS)
+    def compute(self, salt, tokens):
+        sequence = self.start(salt, tokens)
+        life = self.lives[sequence]
+        if self.try_to_reserve(sequence, len(life.tokens) - life.length):
+            self.write(sequence, [])
+
+    @rule(pick=PICK, count=st.integers(0, 6))
+    def reserve(self, pick, count):
+        self.try_to_reserve(self.picked(pick), count)
+
+    @rule(pick=PICK, tokens=TOKENS)
+    def write_what_is_reserved(self, pick, tokens):
+        self.write(self.picked(pick), tokens)
+
+    @rule(pick=PICK, token=st.integers(0, 2))
+    def decode(self, pick, token):
+        sequence = self.picked(pick)
+        if self.try_to_reserve(sequence, 1):
+            self.write(sequence, [token])
+
+    @rule(pick=PICK)
+    def commit_too_much(self, pick):
+        sequence = self.picked(pick)
+        life = self.lives[sequence]
+        before = state_of(self.ledger)
+        with pytest.raises(InvalidRequest):
+            self.ledger.commit(sequence, [0] * (life.writable - life.length + 1))
+        assert state_of(self.ledger) == before
+
+    @rule(pick=PICK, count=st.integers(1, 5), reserve=st.integers(0, 3))
+    def fork(self, pick, count, reserve):
+        parent, children = self.picked(pick), [self.new_id() for _ in range(count)]
+        life = self.lives[parent]
+        if self.call(self.ledger.fork, parent, children, reserve):
+            if life.length % self.size:
+                life.writable = life.length
+            for child in children:
+                self.lives[child] = life.fork()
+                self.lives[child].writable += reserve
+
+    @rule(pick=PICK, cut=st.integers(0, 5))
+    def truncate(self, pick, cut):
+        self.go_back(self.picked(pick), cut)
+
+    @rule(pick=PICK, cut=st.integers(0, 5), token=st.integers(0, 2))
+    def go_another_way(self, pick, cut, token):
+        sequence = self.picked(pick)
+        self.go_back(sequence, cut)
+        if self.try_to_reserve(sequence, 1):
+            self.write(sequence, [token])
+
+    @rule(pick=PICK)
+    def free(self, pick):
+        sequence = self.picked(pick)
+        self.ledger.free(sequence)
+        del self.lives[sequence]
+        before = state_of(self.ledger)
+        with pytest.raises(UnknownSequence):
+            self.ledger.free(sequence)
+        assert state_of(self.ledger) == before
+
+    @rule()
+    def free_all(self):
+        """At rest nothing is held."""
+        self.ledger.apply(exchange(finished=list(self.lives)))
+        self.lives.clear()
+        audit = self.ledger.audit()
+        assert (audit.held_blocks, audit.sequences) == (0, 0)
+        assert audit.free_blocks + audit.cached_blocks == audit.num_blocks
+
+    def new_id(self):
+        self.last += 1
+        return self.last
+
+    def start(self, salt, tokens):
+        tokens = tokens[: self.spec.capacity_tokens]
+        sequence = self.new_id()
+        reused = self.ledger.attach(sequence, tokens, salt)
+        if self.exact:
+            assert reused == self.longest_published(salt, tokens)
+        assert reused < len(tokens)
+        self.lives[sequence] = Life(salt, tokens, reused)
+        return sequence
+
+    def go_back(self, sequence, cut):
+        life = self.lives[sequence]
+        life.length = life.writable = max(0, life.length - cut)
+        life.tokens = life.tokens[: life.length]
+        self.ledger.truncate(sequence, life.length)
+
+    def picked(self, pick):
+        if not self.lives:
+            self.start(b"", [0, 1, 2, 0, 1, 2])
+        return list(self.lives)[-1 - pick % len(self.lives)]
+
+    def call(self, call, *arguments):
+        """Make a call. Returns False when there were too few blocks, in which case nothing may have changed."""
+        before = state_of(self.ledger)
+        try:
+            call(*arguments)
+        except PoolExhausted:
+            assert state_of(self.ledger) == before
+            return False
+        return True
+
+    def try_to_reserve(self, sequence, count):
+        life = self.lives[sequence]
+        met = self.call(self.ledger.reserve, sequence, count)
+        if met:
+            life.writable = max(life.writable, life.length + count)
+        return met
+
+    def write(self, sequence, tokens):
+        """Write and commit as much as is reserved: first the rest of the prompt, then new tokens."""
+        self.take_grant()
+        life = self.lives[sequence]
+        tokens = (life.tokens[life.length :] + tokens)[: life.writable - life.length]
+        life.tokens = life.tokens[: life.length] + tokens
+        table = self.tables.get(sequence, [])
+        for position in range(life.length, len(life.tokens)):
+            self.memory[table[position // self.size]][position % self.size] = life.cell(position)
+        life.length = len(life.tokens)
+        self.remember_prefixes(life)
+        self.ledger.commit(sequence, tokens)
+
+    def remember_prefixes(self, life):
+        """The hash of every full prefix that may be published, to read the ledger's changes by."""
+        root = self.spec.chain_root(life.salt).hash()
+        for index, block_hash in enumerate(block_hashes(root, life.tokens[: life.length], self.size)):
+            self.prefixes[block_hash] = life.salt, tuple(life.tokens[: (index + 1) * self.size])
+
+    def longest_published(self, salt, tokens):
+        reused = 0
+        while reused + self.size < len(tokens) and (salt, tuple(tokens[: reused + self.size])) in self.published:
+            reused += self.size
+        return reused
+
+    def take_grant(self):
+        """Keep the tables as told, and make the copies."""
+        grant = idle(self.ledger)
+        for change in grant.tables:
+            table = self.tables.setdefault(change.sequence, [])
+            table[change.start : change.start + len(change.blocks)] = change.blocks
+        for copy in grant.copies:
+            self.memory[copy.target] = list(self.memory[copy.source])
+
+    @invariant()
+    def books_balance(self):
+        self.ledger.check()
+        audit = self.ledger.audit()
+        assert audit.free_blocks + audit.cached_blocks + audit.held_blocks == audit.num_blocks
+
+    @invariant()
+    def every_sequence_reads_its_own_history(self):
+        self.take_grant()
+        assert len(self.lives) == self.ledger.audit().sequences
+        for sequence, life in self.lives.items():
+            assert self.ledger.length(sequence) == life.length
+            table = self.tables.get(sequence, [])
+            assert len(table) * self.size >= life.writable
+            assert tuple(table[: len(self.ledger.blocks(sequence))]) == self.ledger.blocks(sequence)
+            for position in range(life.length):
+                assert self.memory[table[position // self.size]][position % self.size] == life.cell(position)
+
+    @invariant()
+    def what_is_published_has_no_hole(self):
+        for change in self.ledger.take_changes():
+            if self.exact:
+                salt, prefix = self.prefixes[change.block_hash]
+                if isinstance(change, Published):
+                    assert (salt, prefix) not in self.published
+                    self.published.add((salt, prefix))
+                else:
+                    assert isinstance(change, Evicted)
+                    self.published.remove((salt, prefix))
+        for salt, prefix in self.published:
+            assert len(prefix) == self.size or (salt, prefix[: -self.size]) in self.published
+
+
+class CollidingLedgerMachine(LedgerMachine):
+    """The same when most keys collide: fewer hits, never a wrong one."""
+
+    next_hash = staticmethod(colliding_hash)
+    exact = False
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestCollidingLedgerMachine = CollidingLedgerMachine.TestCase
