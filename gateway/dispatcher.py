@@ -296,7 +296,7 @@ class Dispatcher:
         except TimeoutError:
             admitted = False
         if not admitted:
-            waited = f"waited {expires - entered:.1f} s while {self.running} requests ran"
+            waited = f"waited {self._clock() - entered:.1f} s while {self.running} requests ran"
             raise TimeoutError(waited) if expires == job.deadline else QueueFull(waited)
 
     def _take_turns(self) -> None:
@@ -337,9 +337,11 @@ class Dispatcher:
             raise WorkerLost(f"no worker of {job.model.name} with room for {job.tokens} tokens is left")
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
         chosen = choose(job.work, standings, hits, self._random.random).chosen
-        to_compute = len(job.submission.prompt) - chosen.cached_tokens
         reservation = self._fleet.reserve(
-            chosen.standing.info, prefill_tokens=to_compute, sequence_tokens=to_compute + job.work.output_tokens
+            chosen.standing.info,
+            prompt_tokens=len(job.submission.prompt),
+            cached_tokens=chosen.cached_tokens,
+            output_tokens=job.work.output_tokens,
         )
         return _Visit(chosen, reservation, self._workers.submit(chosen.standing.info, job.submission))
 

@@ -6,6 +6,7 @@ While the manager is away the last picture stands: the workers go on, and so doe
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 import grpc
 
@@ -30,8 +31,9 @@ async def watch(address: str, draw: Callable[[], float]) -> AsyncGenerator[Fleet
     """
     async with open_channel(address) as channel:
         while True:
-            async for update in _until_lost(channel, address):
-                yield update
+            async with aclosing(_until_lost(channel, address)) as updates:
+                async for update in updates:
+                    yield update
             await asyncio.sleep(_LEAST_DELAY_SECONDS + _DELAY_SPREAD_SECONDS * draw())
 
 

@@ -8,7 +8,7 @@ Invariant: every call ends, be it with its last sample, an error from the worker
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -29,31 +29,43 @@ Incarnation = tuple[WorkerId, Epoch]
 
 
 class WorkerCall:
-    """One request at one worker. Iterate over its reports; `close` it in any case."""
+    """One request at one worker. Ask for its reports until all samples are finished; `close` it in any case."""
 
     def __init__(self, stream: "_WorkerStream", request: int, samples: int) -> None:
         self._stream = stream
         self._request = request
         self._unfinished = samples
-        self._reports: asyncio.Queue[StepReport | OctavoError] = asyncio.Queue()
+        self._reports: list[StepReport] = []
+        self._error: OctavoError | None = None
+        self._news = asyncio.Event()
 
     async def next_report(self) -> StepReport:
-        """What the worker says next about this request.
+        """What the worker has said about this request since the last call, at least something.
 
         Raises:
             OctavoError: the worker refused the request.
             WorkerLost: the worker, or the stream to it, is gone.
         """
-        report = await self._reports.get()
-        if isinstance(report, OctavoError):
-            self._unfinished = 0
-            raise report
-        self._unfinished -= len(report.finished)
-        return report
+        await self._news.wait()
+        if self._reports:
+            reports, self._reports = self._reports, []
+            if self._error is None:
+                self._news.clear()
+            return _joined(reports)
+        assert self._error is not None
+        raise self._error
 
-    def put(self, report: StepReport | OctavoError) -> None:
-        """For the stream: the next report, or how the request ended."""
-        self._reports.put_nowait(report)
+    def put(self, report: StepReport) -> None:
+        """For the stream: the worker said something about this request."""
+        self._unfinished -= len(report.finished)
+        self._reports.append(report)
+        self._news.set()
+
+    def fail(self, error: OctavoError) -> None:
+        """For the stream: the worker says nothing more."""
+        self._unfinished = 0
+        self._error = error
+        self._news.set()
 
     def close(self) -> None:
         """Forget the request; a worker that has not finished it is told to stop."""
@@ -113,7 +125,7 @@ class _WorkerStream:
         """Give each request its part. A request that was forgotten may still be spoken of for a step or two."""
         for refusal in report.refused:
             if call := self._calls.pop(refusal.request, None):
-                call.put(refusal.error)
+                call.fail(refusal.error)
         for request, part in _by_request(report).items():
             if call := self._calls.get(request):
                 call.put(part)
@@ -123,7 +135,7 @@ class _WorkerStream:
         worker = self._worker.worker_id
         log.info("worker_stream_ended", extra={"worker": worker, "reason": reason, "requests": len(self._calls)})
         for call in self._calls.values():
-            call.put(WorkerLost(f"worker {worker}: {reason}"))
+            call.fail(WorkerLost(f"worker {worker}: {reason}"))
         self._calls.clear()
 
 
@@ -137,6 +149,17 @@ def _by_request(report: StepReport) -> dict[int, StepReport]:
     for end in report.finished:
         parts[end.request] = replace(parts[end.request], finished=(*parts[end.request].finished, end))
     return parts
+
+
+def _joined(reports: Sequence[StepReport]) -> StepReport:
+    """Reports about one request as one, in order: a reader that lags catches up at once."""
+    if len(reports) == 1:
+        return reports[0]
+    return StepReport(
+        tokens=tuple(new for report in reports for new in report.tokens),
+        prefilled=tuple(done for report in reports for done in report.prefilled),
+        finished=tuple(end for report in reports for end in report.finished),
+    )
 
 
 class Workers:

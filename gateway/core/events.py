@@ -8,7 +8,10 @@ from octavo.records import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The request was admitted and sent to a worker."""
+    """The request was admitted and sent to a worker.
+
+    If that worker is lost before the first token, another one may serve the request: `Usage` names it.
+    """
 
     request_id: str
     worker_id: WorkerId

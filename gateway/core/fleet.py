@@ -1,14 +1,15 @@
-"""What one gateway knows of each worker: the fleet's figures and what it has sent there itself.
+"""What one gateway knows of each worker: the fleet's figures, and what it has seen itself since they were taken.
 
-A worker's figures arrive late: through its cache manager, after a step. So every request that is sent somewhere is
-reserved here until the figures must contain it. A reservation counts
+A worker's figures arrive late: through its cache manager, after a step, at most every tenth of a second. Requests come
+faster than that, so what this gateway has sent and seen end meanwhile is put on top of the figures:
 
-- as queued prefill until its prompt is computed, or until the second report heard after it was made (the first may
-  have left the worker before the request arrived);
-- as held positions until the second report, or until it is released;
-- after its release as cached positions, until the next report.
+- a request is *reserved* from the moment it is sent; its prompt counts as queued and its positions as held until the
+  second report of its worker (the first may have left before the request arrived), the prompt only until it has been
+  computed;
+- a prompt that was computed, or a request that ended, since the last report is taken out of that report's figures,
+  and the positions it leaves are cached.
 
-Thus nothing is counted twice for long, and a burst between two reports is seen. No clock in here: time is an argument.
+Thus a burst between two reports is seen, and hardly anything is counted twice. Time is an argument.
 Invariant: a reservation exists from `reserve` to `release`, whatever becomes of its worker.
 """
 
@@ -22,6 +23,7 @@ from octavo.records import FleetUpdate, WorkerInfo
 ReservationId = NewType("ReservationId", int)
 
 _REPORTS_UNTIL_CONTAINED = 2
+"""After so many reports, a worker's figures contain a request for certain; after one, they may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,25 +43,56 @@ class Standing:
 
 @dataclass(slots=True)
 class _Reservation:
+    prompt_tokens: int
     prefill_tokens: int
-    sequence_tokens: int
+    """Of the prompt, what no hit covers."""
+    output_tokens: int
     made_at_report: int
+    computed: bool = False
+    """The prompt waits no longer."""
+
+    @property
+    def queued_tokens(self) -> int:
+        return 0 if self.computed else self.prefill_tokens
+
+    @property
+    def new_positions(self) -> int:
+        return self.prefill_tokens + self.output_tokens
+
+
+@dataclass(slots=True)
+class _SinceReport:
+    """What this gateway saw after the last report, in tokens, that the report does not know."""
+
+    computed: int = 0
+    ended: int = 0
+    cached: int = 0
 
 
 @dataclass(slots=True)
 class _Member:
-    """A worker of the fleet. `reports` counts what was heard of it, `unreported_cached` what it finished since."""
+    """One incarnation of a worker."""
 
     info: WorkerInfo
     heard: float
     reports: int = 0
-    unreported_cached: int = 0
+    since: _SinceReport = field(default_factory=_SinceReport)
     reservations: dict[ReservationId, _Reservation] = field(default_factory=dict[ReservationId, _Reservation])
 
     def hear(self, info: WorkerInfo, now: float) -> None:
         self.info, self.heard = info, now
         self.reports += 1
-        self.unreported_cached = 0
+        self.since = _SinceReport()
+
+    def computed(self, reservation: _Reservation) -> None:
+        """The report, if it contains this prompt, may still call all of it queued: hits are known only later."""
+        if self.reports > reservation.made_at_report:
+            self.since.computed += reservation.prompt_tokens
+
+    def ended(self, reservation: _Reservation) -> None:
+        if self.reports > reservation.made_at_report:
+            self.since.ended += reservation.new_positions
+        self.since.cached += reservation.new_positions
 
     def standing(self) -> Standing:
         block_size, load = self.info.pool.block_size, self.info.load
@@ -68,25 +101,27 @@ class _Member:
             for reservation in self.reservations.values()
             if self.reports - reservation.made_at_report < _REPORTS_UNTIL_CONTAINED
         ]
+        queued = max(0, load.queued_prefill_tokens - self.since.computed)
+        held = max(0, load.held_blocks * block_size - self.since.ended)
         return Standing(
             info=self.info,
             heard=self.heard,
-            queued_tokens=load.queued_prefill_tokens + sum(one.prefill_tokens for one in unseen),
-            held_tokens=load.held_blocks * block_size + sum(one.sequence_tokens for one in unseen),
-            cached_tokens=load.cached_blocks * block_size + self.unreported_cached,
+            queued_tokens=queued + sum(one.queued_tokens for one in unseen),
+            held_tokens=held + sum(one.new_positions for one in unseen),
+            cached_tokens=load.cached_blocks * block_size + self.since.cached,
         )
 
 
 class Fleet:
-    """The workers, by id. One incarnation of a worker is (worker id, epoch)."""
+    """The workers, by id. A worker's new epoch is another incarnation: nothing of the old one counts for it."""
 
     def __init__(self) -> None:
         self._members: dict[WorkerId, _Member] = {}
         self._reserved: dict[ReservationId, tuple[WorkerId, Epoch]] = {}
-        self._next = 0
+        self._last = 0
 
     def apply(self, update: FleetUpdate, now: float) -> None:
-        """Take in what the cache manager says. A worker's new epoch starts without reservations."""
+        """Take in what the cache manager says."""
         for info in update.workers:
             member = self._members.get(info.worker_id)
             if member is None or member.info.epoch != info.epoch:
@@ -112,27 +147,31 @@ class Fleet:
         """How these workers stand; those that are not in the fleet are left out."""
         return tuple(self._members[worker].standing() for worker in workers if worker in self._members)
 
-    def reserve(self, info: WorkerInfo, *, prefill_tokens: int, sequence_tokens: int) -> ReservationId:
-        """Count a request for a worker: tokens it will compute of the prompt, and positions it will hold in all."""
-        reservation = ReservationId(self._next)
-        self._next += 1
+    def reserve(self, info: WorkerInfo, *, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> ReservationId:
+        """Count a request for a worker that is expected to hold `cached_tokens` of its prompt already."""
+        self._last += 1
+        reservation = ReservationId(self._last)
         self._reserved[reservation] = (info.worker_id, info.epoch)
         if (member := self._member(reservation)) is not None:
-            member.reservations[reservation] = _Reservation(prefill_tokens, sequence_tokens, member.reports)
+            member.reservations[reservation] = _Reservation(
+                prompt_tokens, prompt_tokens - cached_tokens, output_tokens, member.reports
+            )
         return reservation
 
     def prefilled(self, reservation: ReservationId) -> None:
-        """The prompt of a reserved request has been computed."""
-        if held := self._held(reservation):
-            held.prefill_tokens = 0
+        """The prompt of a reserved request has been computed; saying so again changes nothing."""
+        member = self._member(reservation)
+        held = None if member is None else member.reservations.get(reservation)
+        if member is not None and held is not None and not held.computed:
+            member.computed(held)
+            held.computed = True
 
     def release(self, reservation: ReservationId) -> None:
-        """A reserved request has ended, in whichever way; its positions are cached now, as far as they were computed.
-
-        A second release of the same reservation does nothing.
-        """
-        if (member := self._member(reservation)) and (ended := member.reservations.pop(reservation, None)):
-            member.unreported_cached += max(0, ended.sequence_tokens - ended.prefill_tokens)
+        """A reserved request has ended, in whichever way; saying so again changes nothing."""
+        self.prefilled(reservation)  # it waits for its prompt no longer, even if that was never computed
+        member = self._member(reservation)
+        if member is not None and (held := member.reservations.pop(reservation, None)) is not None:
+            member.ended(held)
         self._reserved.pop(reservation, None)
 
     def check(self) -> None:
@@ -146,8 +185,3 @@ class Fleet:
         worker, epoch = self._reserved.get(reservation, (None, None))
         member = None if worker is None else self._members.get(worker)
         return member if member is not None and member.info.epoch == epoch else None
-
-    def _held(self, reservation: ReservationId) -> _Reservation | None:
-        """What a reservation counts, unless its worker left since."""
-        member = self._member(reservation)
-        return member.reservations.get(reservation) if member is not None else None

@@ -4,6 +4,7 @@ Invariant: every sample has exactly one Finished, and nothing after it. Tokens t
 that a stop string was found are dropped and not counted.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -67,11 +68,14 @@ class Transcript:
         return all(sample.finished for sample in self._samples)
 
     def add(self, report: StepReport) -> Iterator[Delta | Finished]:
-        """The events of a report about this request, in order."""
+        """The events of a report about this request, in order; one Delta for all that a sample gained."""
         for prefilled in report.prefilled:
             self.cached_tokens = prefilled.cached_tokens
+        grown: defaultdict[int, list[int]] = defaultdict(list)
         for new in report.tokens:
-            yield from self._grow(new.sample, new.tokens)
+            grown[new.sample] += new.tokens
+        for sample, tokens in grown.items():
+            yield from self._grow(sample, tokens)
         for end in report.finished:
             yield from self._end(end.sample, end.reason)
 

@@ -9,7 +9,7 @@ from random import Random
 import grpc
 import pytest
 
-from gateway.core.events import Delta, Started
+from gateway.core.events import Delta, Event, Started
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
 from gateway.dispatcher import Bounds
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
@@ -35,11 +35,18 @@ async def front(fleet: FakeFleet, tmp_path: Path) -> AsyncGenerator[Gateway]:
         yield running
 
 
-def chosen(fleet: FakeFleet) -> tuple[FakeWorker, FakeWorker]:
-    """(the worker that has a request, the other one)."""
-    return (
-        (fleet.workers[0], fleet.workers[1]) if fleet.workers[0].submissions else (fleet.workers[1], fleet.workers[0])
-    )
+def chosen(fleet: FakeFleet, started: Event | None = None) -> tuple[FakeWorker, FakeWorker]:
+    """(the worker that has the request, the other one): as the request's first event says, or as they know by now."""
+    has = [
+        worker.info.worker_id == started.worker_id if isinstance(started, Started) else bool(worker.submissions)
+        for worker in fleet.workers
+    ]
+    assert sorted(has) == [False, True]
+    return fleet.workers[has.index(True)], fleet.workers[has.index(False)]
+
+
+async def tokens_of(events: AsyncGenerator[Event]) -> list[int]:
+    return [token async for event in events if isinstance(event, Delta) for token in event.token_ids]
 
 
 async def until_at_rest(front: Gateway) -> None:
@@ -71,8 +78,7 @@ async def test_a_client_that_leaves_before_the_first_token_stops_the_worker(flee
     for worker in fleet.workers:
         worker.gate.clear()
     events = front.client.generate(ENDLESS)
-    assert isinstance(await anext(events), Started)
-    busy, _ = chosen(fleet)
+    busy, _ = chosen(fleet, await anext(events))
     await busy.until(lambda worker: bool(worker.running))
     await events.aclose()
 
@@ -147,15 +153,12 @@ async def test_a_worker_that_dies_before_its_first_token_is_replaced(fleet: Fake
     for worker in fleet.workers:
         worker.gate.clear()
     events = front.client.generate(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=3))
-    assert isinstance(await anext(events), Started)
-    busy, other = chosen(fleet)
+    busy, other = chosen(fleet, await anext(events))
     await busy.until(lambda worker: bool(worker.running))
     await busy.die()
     other.gate.set()
 
-    rest = [event async for event in events]
-
-    assert [event.token_ids for event in rest if isinstance(event, Delta)] == [(5,), (6,), (7,)]
+    assert await tokens_of(events) == [5, 6, 7]
     assert len(other.submissions) == 1
     assert front.at_rest()
 
@@ -163,9 +166,8 @@ async def test_a_worker_that_dies_before_its_first_token_is_replaced(fleet: Fake
 async def test_a_worker_that_dies_after_its_first_token_is_told_to_the_client(fleet: FakeFleet, front: Gateway) -> None:
     """S25, for now: a typed error within the deadline; the other worker is not concerned."""
     events = front.client.generate(ENDLESS, timeout_seconds=PATIENCE_SECONDS)
-    assert isinstance(await anext(events), Started)
+    busy, other = chosen(fleet, await anext(events))
     assert isinstance(await anext(events), Delta)
-    busy, other = chosen(fleet)
     busy.gate.clear()
     await busy.die()
 
@@ -238,7 +240,7 @@ async def test_a_worker_that_registers_anew_finishes_on_the_old_stream_and_start
             await worker.until(lambda worker: worker.streams == 2)
             worker.gate.set()
 
-            assert [event.token_ids async for event in old if isinstance(event, Delta)] == [(5,), (6,)]
+            assert await tokens_of(old) == [5, 6]
             assert (await new).samples[0].token_ids == (7,)
             fleet.manager.tell(worker.info)
             await worker.until(lambda worker: worker.streams == 1)

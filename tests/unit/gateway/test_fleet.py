@@ -21,8 +21,9 @@ def fleet_of(*names: str) -> Fleet:
     return fleet
 
 
-def reserve(fleet: Fleet, name: str, prefill: int = 100, positions: int = 150) -> ReservationId:
-    return fleet.reserve(worker(name), prefill_tokens=prefill, sequence_tokens=positions)
+def reserve(fleet: Fleet, name: str, prompt: int = 164, cached: int = 64, output: int = 50) -> ReservationId:
+    """100 tokens to compute, 150 new positions."""
+    return fleet.reserve(worker(name), prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
 
 
 def test_a_snapshot_replaces_the_fleet_and_news_amend_it() -> None:
@@ -75,6 +76,36 @@ def test_what_ended_is_cached_until_the_next_report_says_how_much() -> None:
     assert standing(fleet, "a").cached_tokens == 144
 
 
+def test_what_a_report_calls_queued_is_not_when_its_prompt_was_computed_since() -> None:
+    """Or the next request behind the same prefix would flee from a queue that is gone."""
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.apply(news(worker("a", queued_prefill_tokens=164, held_blocks=20)), now=1.0)
+    fleet.prefilled(reservation)
+    assert standing(fleet, "a").queued_tokens == 0
+
+    fleet.release(reservation)
+    assert (standing(fleet, "a").held_tokens, standing(fleet, "a").cached_tokens) == (320 - 150, 150)
+
+
+def test_what_others_have_queued_stays_when_an_own_prompt_was_computed() -> None:
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.apply(news(worker("a", queued_prefill_tokens=164 + 1000)), now=1.0)
+    fleet.prefilled(reservation)
+
+    assert standing(fleet, "a").queued_tokens == 1000
+
+
+def test_a_request_that_is_cancelled_before_its_prompt_was_computed_is_queued_no_longer() -> None:
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.apply(news(worker("a", queued_prefill_tokens=164)), now=1.0)
+    fleet.release(reservation)
+
+    assert standing(fleet, "a").queued_tokens == 0
+
+
 def test_a_new_epoch_starts_without_the_reservations_of_the_old_one() -> None:
     fleet = fleet_of("a")
     reservation = reserve(fleet, "a")
@@ -118,7 +149,7 @@ class Bookings(RuleBasedStateMachine):
     @rule(target=sent, name=st.sampled_from("abc"), epoch=st.integers(1, 2), prefill=st.integers(0, 50))
     def send(self, name: str, epoch: int, prefill: int) -> ReservationId:
         info = worker(name, epoch=epoch)
-        reservation = self.fleet.reserve(info, prefill_tokens=prefill, sequence_tokens=prefill + 10)
+        reservation = self.fleet.reserve(info, prompt_tokens=prefill + 5, cached_tokens=5, output_tokens=10)
         self.open.add(reservation)
         return reservation
 

@@ -72,15 +72,21 @@ def test_a_burst_between_two_reports_is_spread() -> None:
     sent: list[str] = []
     for _ in range(4):
         info = choose(work(), fleet.standings(names), {}, Random(0).random).chosen.standing.info
-        fleet.reserve(info, prefill_tokens=200, sequence_tokens=220)
+        fleet.reserve(info, prompt_tokens=200, cached_tokens=0, output_tokens=20)
         sent.append(info.worker_id)
 
     assert sorted(sent) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("late_report", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhere(seed: int) -> None:
-    """Six prompts that share 512 tokens, one after another, then one that shares nothing; before any report."""
+def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhere(
+    seed: int, late_report: bool
+) -> None:
+    """Six prompts that share 512 tokens, one after another, then one that shares nothing.
+
+    There is no report at all, or each time one that was taken while the prompt was still queued.
+    """
     random = Random(seed)
     fleet = Fleet()
     names = [WorkerId("a"), WorkerId("b")]
@@ -92,7 +98,11 @@ def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhe
         candidate = choose(asked, fleet.standings(names), hits, random.random).chosen
         assert holder in (None, candidate.standing.info.worker_id)
         holder = candidate.standing.info.worker_id
-        reservation = fleet.reserve(candidate.standing.info, prefill_tokens=20, sequence_tokens=36)
+        reservation = fleet.reserve(
+            candidate.standing.info, prompt_tokens=532, cached_tokens=candidate.cached_tokens, output_tokens=16
+        )
+        if late_report:
+            fleet.apply(news(worker(holder, queued_prefill_tokens=532, held_blocks=34)), now=0.0)
         fleet.prefilled(reservation)
         fleet.release(reservation)
 

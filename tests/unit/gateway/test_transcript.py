@@ -90,6 +90,12 @@ def test_one_sample_that_stops_leaves_the_others_running() -> None:
     assert (story.finished, story.output_tokens) == (True, 4)
 
 
+def test_what_a_sample_gained_in_several_steps_is_one_delta() -> None:
+    story = transcript(2)
+    steps = StepReport(tokens=(Tokens(1, 0, (0,)), Tokens(1, 1, (1,)), Tokens(1, 0, (2, 3))))
+    assert list(story.add(steps)) == [Delta(0, "acd", (0, 2, 3)), Delta(1, "b", (1,))]
+
+
 def test_the_cached_tokens_are_those_that_the_worker_reports() -> None:
     story = transcript()
     list(story.add(StepReport(prefilled=(Prefilled(1, 48),))))

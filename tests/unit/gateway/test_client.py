@@ -1,0 +1,72 @@
+"""The client's and the server's halves of the wire agree."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.client import event_from_wire, generation_to_wire
+from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
+from gateway.servicer import event_to_wire, generation_from_wire
+from octavo.ids import WorkerId
+from octavo.records import FinishReason
+
+words = st.text(max_size=10)
+counts = st.integers(0, 2**32 - 1)
+signed = st.integers(-(2**31), 2**31 - 1)
+single = st.floats(width=32, allow_nan=False)
+seconds = st.floats(allow_nan=False)
+
+prompts = st.one_of(
+    st.none(),
+    words.map(TextPrompt),
+    st.lists(st.builds(ChatMessage, words, words), max_size=3).map(lambda turns: ChatPrompt(tuple(turns))),
+    st.lists(counts, max_size=5).map(lambda ids: TokenPrompt(tuple(ids))),
+)
+generations = st.builds(
+    Generation,
+    prompt=prompts,
+    model=words,
+    max_tokens=st.none() | signed,
+    samples=signed.filter(bool),
+    temperature=single,
+    top_k=signed,
+    top_p=single,
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    stop=st.lists(words, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    cache_salt=words,
+)
+events = st.one_of(
+    st.builds(
+        Started,
+        request_id=words,
+        worker_id=words.map(WorkerId),
+        prompt_tokens=counts,
+        predicted_cached_tokens=counts,
+    ),
+    st.builds(Delta, counts, words, st.lists(counts, max_size=5).map(tuple)),
+    st.builds(Finished, counts, st.sampled_from(FinishReason)),
+    st.builds(
+        Usage,
+        prompt_tokens=counts,
+        cached_tokens=counts,
+        output_tokens=counts,
+        worker_id=words.map(WorkerId),
+        time_to_first_token_seconds=seconds,
+        total_seconds=seconds,
+    ),
+)
+
+
+@given(generations)
+def test_a_request_arrives_as_it_was_sent(request: Generation) -> None:
+    assert generation_from_wire(generation_to_wire(request)) == request
+
+
+@given(events)
+def test_an_event_arrives_as_it_was_told(event: Event) -> None:
+    assert event_from_wire(event_to_wire(event)) == event
+
+
+def test_a_string_is_short_for_a_text_prompt_with_every_default() -> None:
+    assert generation_from_wire(generation_to_wire("hi")) == Generation(prompt=TextPrompt("hi"))
