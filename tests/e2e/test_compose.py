@@ -33,9 +33,10 @@ class Stack:
 
     def compose(self, *arguments: str) -> str:
         """What `docker compose ARGUMENTS` prints."""
-        # float32: in bfloat16 a hit may differ from a miss in the last bits, and a near tie then in its text.
-        environment = os.environ | {"OCTAVO_PORT": self.address.rpartition(":")[2], "OCTAVO_DTYPE": "float32"}
-        return _output("docker", "compose", "--project-name", self.project, *arguments, env=environment)
+        # Greedy text repeats in float32; in bfloat16 a hit may differ from a miss in the last bits, and at a near tie
+        # in its tokens. One thread for each worker: two workers share two cores here.
+        settings = {"OCTAVO_PORT": self.address.rpartition(":")[2], "OCTAVO_DTYPE": "float32", "OCTAVO_THREADS": "1"}
+        return _output("docker", "compose", "--project-name", self.project, *arguments, env=os.environ | settings)
 
     def containers(self, service: str) -> list[dict[str, str]]:
         lines = self.compose("ps", "--all", "--format", "json", service).splitlines()
@@ -76,7 +77,7 @@ def ask(gateway: InferenceStub, question: str) -> tuple[str, pb.Usage]:
     """The answer to a chat that starts with SYSTEM, and what it cost."""
     messages = [pb.ChatMessage(role="system", content=SYSTEM), pb.ChatMessage(role="user", content=question)]
     request = pb.GenerateRequest(chat=pb.Chat(messages=messages), max_tokens=8)
-    replies = list(gateway.Generate(request, timeout=120, wait_for_ready=True))
+    replies = list(gateway.Generate(request, timeout=300, wait_for_ready=True))
     return "".join(reply.delta.text for reply in replies), replies[-1].usage
 
 
