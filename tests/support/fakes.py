@@ -44,11 +44,16 @@ def solo_text(
     return tokens[len(prompt) :]
 
 
-class FunctionRunner:
-    """A runner whose model is `next_token`, on a pool of token ids."""
+Model = Callable[[Sequence[int], SamplingParams, int, int], int]
+"""As `next_token`."""
 
-    def __init__(self, pool: PoolSpec) -> None:
+
+class FunctionRunner:
+    """A runner whose model is a function, on a pool of token ids."""
+
+    def __init__(self, pool: PoolSpec, model: Model = next_token) -> None:
         self._spec = pool
+        self._model = model
         self._pool: list[list[Kept]] = [[None] * pool.block_size for _ in range(pool.num_blocks)]
         self.steps: list[StepPlan] = []
         self.before_step: Callable[[StepPlan], None] = lambda _: None
@@ -73,7 +78,7 @@ class FunctionRunner:
     def _draw(self, chunk: Chunk) -> tuple[int, ...]:
         history = self._read(chunk)
         assert all(draw.position == chunk.end for draw in chunk.draws), chunk
-        return tuple(next_token(history, draw.sampling, draw.sample, self._spec.vocab_size) for draw in chunk.draws)
+        return tuple(self._model(history, draw.sampling, draw.sample, self._spec.vocab_size) for draw in chunk.draws)
 
     def _read(self, chunk: Chunk) -> list[int]:
         size = self._spec.block_size

@@ -8,7 +8,7 @@ from cache_manager.core.ledger import Ledger
 from octavo.ids import Epoch
 from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
 from tests.support import books
-from tests.support.fakes import FunctionRunner, solo_text
+from tests.support.fakes import FunctionRunner, Model, next_token, solo_text
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
 from worker.core.step import StepPlan
@@ -59,17 +59,24 @@ class World:
     """Drives steps by hand and checks everything after each."""
 
     def __init__(
-        self, *, max_step_tokens: int = 16, max_running: int = 8, max_waiting: int = 1000, **pool: Any
+        self,
+        *,
+        max_step_tokens: int = 16,
+        max_running: int = 8,
+        max_waiting: int = 1000,
+        model: Model = next_token,
+        **pool: Any,
     ) -> None:
         self.spec = books.pool_spec(**pool)
         self.max_step_tokens = max_step_tokens
         self.scheduler = Scheduler(
             self.spec, max_step_tokens=max_step_tokens, max_running=max_running, max_waiting=max_waiting
         )
-        self.runner = FunctionRunner(self.spec)
+        self.runner = FunctionRunner(self.spec, model)
         self.gateways = Gateways()
         self.submissions: dict[int, Submission] = {}
         self.exchanges: list[tuple[Exchange, Grant]] = []
+        self.reports: list[StepReport] = []
         self.in_flight: Callable[[], None] = lambda: None
         """Called while an exchange is under way."""
         self.in_step: Callable[[], None] = lambda: None
@@ -88,10 +95,13 @@ class World:
         self.scheduler.preempt_all()
         self.open_books()
 
+    def next_step(self) -> int:
+        self._step += 1
+        return self._step
+
     def exchange(self) -> StepPlan | None:
         """One round with the ledger."""
-        self._step += 1
-        exchange = self.scheduler.plan(EPOCH, self._step)
+        exchange = self.scheduler.plan(EPOCH, self.next_step())
         grant = self.ledger.apply(exchange)
         self.exchanges.append((exchange, grant))
         self.in_flight()
@@ -118,6 +128,7 @@ class World:
             result = self.runner.execute(plan)
             self.in_step()
             for report in self.scheduler.apply(result).values():
+                self.reports.append(report)
                 self.gateways.hear(report)
         self.scheduler.check()
         return plan

@@ -156,11 +156,7 @@ class Scheduler:
             forks=forks,
             finished=finished,
             attaches=tuple(Attach(new.id, tuple(new.tokens), new.request.submission.salt) for new in attached),
-            reserves=tuple(
-                Reservation(share.sequence.id, share.count)
-                for share in self._asked.shares
-                if share.sequence not in children  # a fork reserves for them
-            ),
+            reserves=tuple(Reservation(share.sequence.id, share.count) for share in self._asked.shares),
             load=self.load(),
             draining=self._draining,
         )

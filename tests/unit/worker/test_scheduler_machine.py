@@ -1,0 +1,108 @@
+"""The scheduler against a real ledger, under any order of submissions, cancels, forks, shortages and losses.
+
+The model is a function of the whole sequence as it reads it back through the block table, so every text must be that
+of a solo run. After every exchange the ledger audits itself and the scheduler checks its invariants.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from octavo.records import SamplingParams, Submission
+from tests.support.scheduling import EPOCH, World, submission
+from worker.core.sequence import GatewayKey
+
+VOCABULARY = 6
+"""Few tokens, so that prompts share prefixes and stop tokens come up."""
+LONGEST_BLOCKS = 6
+"""Of the longest sequence; the pool is hardly larger."""
+GATEWAYS = [GatewayKey(1), GatewayKey(2)]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.served: dict[int, GatewayKey] = {}
+        self.prompt_tokens = 0
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4]),
+        spare_blocks=st.integers(0, 8),
+        max_step_tokens=st.integers(1, 24),
+        max_running=st.integers(4, 8),
+    )
+    def open_world(self, block_size: int, spare_blocks: int, max_step_tokens: int, max_running: int) -> None:
+        self.longest = LONGEST_BLOCKS * block_size
+        self.world = World(
+            block_size=block_size,
+            num_blocks=LONGEST_BLOCKS + spare_blocks,
+            vocab_size=VOCABULARY,
+            max_model_tokens=self.longest,
+            max_step_tokens=max_step_tokens,
+            max_running=max_running,
+        )
+
+    @rule(data=st.data(), count=st.integers(1, 4), gateway=st.sampled_from(GATEWAYS))
+    def submit(self, data: st.DataObject, count: int, gateway: GatewayKey) -> None:
+        for _ in range(count):
+            wanted = self.draw_submission(data)
+            self.world.submit(wanted, gateway)
+            self.served[wanted.request] = gateway
+            self.prompt_tokens += len(wanted.prompt)
+
+    def draw_submission(self, data: st.DataObject) -> Submission:
+        number = len(self.world.submissions)
+        prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=self.longest - 1), label="prompt")
+        return submission(
+            number,
+            prompt,
+            data.draw(st.integers(1, self.longest - len(prompt)), label="max_tokens"),
+            samples=data.draw(st.sampled_from([1, 1, 2, 4]), label="samples"),
+            sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0])), seed=number),
+            stop_tokens=data.draw(st.sampled_from([frozenset[int](), frozenset({3})]), label="stop"),
+            salt=data.draw(st.sampled_from([b"", b"", b"s" * 32]), label="salt"),
+        )
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step()
+
+    @rule(request=st.integers(0, 12), moment=st.sampled_from(["now", "in_flight", "in_step"]))
+    def cancel(self, request: int, moment: str) -> None:
+        gateway = self.served.pop(request, GATEWAYS[0])
+        self.during(moment, lambda: self.world.scheduler.cancel(gateway, request))
+
+    @rule(gateway=st.sampled_from(GATEWAYS), moment=st.sampled_from(["now", "in_flight"]))
+    def lose_a_gateway(self, gateway: GatewayKey, moment: str) -> None:
+        self.served = {request: own for request, own in self.served.items() if own != gateway}
+        self.during(moment, lambda: self.world.scheduler.cancel_gateway(gateway))
+
+    def during(self, moment: str, act: Callable[[], Any]) -> None:
+        """Act now, or while the next step is on its way; acting twice changes nothing."""
+        if moment == "now":
+            act()
+            return
+        setattr(self.world, moment, act)
+        self.world.step()
+        setattr(self.world, moment, lambda: None)
+
+    @rule(asked=st.booleans())
+    def lose_the_manager(self, asked: bool) -> None:
+        if asked:  # and hear no answer
+            self.world.scheduler.plan(EPOCH, self.world.next_step())
+        self.world.lose_the_manager()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.run()
+        for request in self.served:
+            self.world.assert_served(request)
+        self.world.assert_at_rest()
+        assert self.world.scheduler.load().prompt_tokens <= self.prompt_tokens
+
+
+TestScheduler = SchedulerMachine.TestCase
