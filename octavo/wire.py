@@ -81,15 +81,15 @@ def _pairs(field: str, raw: bytes) -> Iterator[tuple[int, int]]:
 
 def _runs(field: str, raw: bytes, head: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """(head values, run) of each run; a run is `head` values, a count, and that many values."""
-    words = unpack(field, raw)
-    at = 0
-    while at < len(words):
+    words = tuple(unpack(field, raw))
+    size, at = len(words), 0
+    while at < size:
         start = at + head + 1
-        count = words[start - 1] if start <= len(words) else 0
-        if start + count > len(words):
-            raise InvalidRequest(f"{field}: a run ends at value {start + count}, there are {len(words)}")
-        yield tuple(words[at : start - 1]), tuple(words[start : start + count])
-        at = start + count
+        end = start + words[start - 1] if start <= size else start
+        if end > size:
+            raise InvalidRequest(f"{field}: a run ends at value {end}, there are {size}")
+        yield words[at : start - 1], words[start:end]
+        at = end
 
 
 # ---- what a worker is ----------------------------------------------------------------------------------------

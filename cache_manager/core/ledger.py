@@ -249,7 +249,8 @@ class Ledger:
         if end <= table.reserved:
             return
         copied, missing = self._must_copy_tail(table), table.missing(end)
-        self._require_available(copied + missing)
+        if copied or missing:
+            self._require_available(copied + missing)
         if copied:
             self._copy_tail(sequence, table)
         if missing:
@@ -258,8 +259,8 @@ class Ledger:
         table.reserved = end
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
-        if not table.has_tail:
-            return False
+        if table.reserved > table.length or not table.has_tail:
+            return False  # writable already, or nothing in it to keep
         tail = table.blocks[table.full_blocks]
         return self._pool.references(tail) > 1 or self._pool.is_published(tail)
 

@@ -163,7 +163,7 @@ async def manager_service(
     manager = Manager(changes, lease_seconds=LEASE_SECONDS, audit_every_exchange=True)
     service = Service("127.0.0.1:0", [SERVICE_NAME])
     v1_grpc.add_CacheManagerServicer_to_server(CacheManagerServicer(manager, clock), service.server)
-    mirror = None if redis_url is None else RedisMirror(redis_url, changes, ttl_seconds=ttl_seconds, linger_seconds=0)
+    mirror = None if redis_url is None else RedisMirror(redis_url, changes, ttl_seconds=ttl_seconds, pace_seconds=0)
     following = None if mirror is None else asyncio.create_task(mirror.run())
     port = await service.start()
     try:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from redis.asyncio import Redis
 
 from deploy.process import LOOPBACK, Process
-from deploy.redis_binary import redis_server_path
+from deploy.redis_binary import redis_command
 
 
 class RedisServer:
@@ -16,14 +16,9 @@ class RedisServer:
     def __init__(self) -> None:
         with socket.create_server((LOOPBACK, 0)) as probe:
             self.port: int = probe.getsockname()[1]
-        command = [
-            str(redis_server_path()),
-            *("--port", str(self.port), "--bind", LOOPBACK, "--dir", "/"),
-            *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"),
-        ]
         self.process = Process(
             "redis",
-            lambda _: command,
+            redis_command,
             served_port=lambda line: self.port if "Ready to accept connections" in line else None,
             port=self.port,
         )

@@ -1,0 +1,289 @@
+"""What the control plane costs: one exchange's round trip, and the cache manager's CPU at 8 workers x 64 sequences.
+
+    python -m bench.control_plane [--steps 250]
+
+Both against a real `python -m cache_manager` with a real Redis, and against a null server: the same stream, the same
+messages, an empty reply. Times move with the machine; the ratio to the null server, which costs what gRPC costs, moves
+less. One JSON object a line.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import uvloop
+
+from deploy.process import LOOPBACK, Process, log_event
+from deploy.redis_binary import redis_command
+from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
+from octavo.records import Attach, Commit, Exchange, PoolSpec, Registration, Reservation, WorkerLoad
+from octavo.service import SERVER_OPTIONS, open_channel
+from octavo.v1 import cache_manager_pb2 as v1
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from octavo.wire import exchange_to_wire, registration_to_wire
+
+WORKERS = 8
+SEQUENCES = 64
+STEP_SECONDS = 0.02
+PROMPT_TOKENS = 256
+WARM_UP_STEPS = 25
+"""Not measured."""
+
+ROUND_TRIPS = 500
+"""Of the quiet measurement: one worker, back to back."""
+
+POOL = PoolSpec(
+    model="bench",
+    model_digest=bytes(32),
+    tokenizer_digest=bytes(32),
+    dtype="bfloat16",
+    kv_dtype="bfloat16",
+    block_size=16,
+    num_blocks=16384,
+    max_model_tokens=8192,
+    vocab_size=49152,
+)
+
+
+class Decoder:
+    """A worker that decodes: every step commits one token of each sequence and reserves the next two."""
+
+    def __init__(self, channel: grpc.aio.Channel, number: int, sequences: int) -> None:
+        self._call: Any = v1_grpc.CacheManagerStub(channel).Attend()
+        self._name = WorkerId(f"worker-{number}")
+        self._sequences = [SequenceId(1 + sequence) for sequence in range(sequences)]
+        self._epoch = Epoch(0)
+        self._step = 0
+
+    async def join(self) -> None:
+        """Register and compute every sequence's prompt; no two prompts are alike."""
+        registration = Registration(worker_id=self._name, incarnation=Incarnation(1), address="127.0.0.1:1", pool=POOL)
+        reply = await self._say(v1.AttendRequest(register=registration_to_wire(registration)))
+        self._epoch = Epoch(reply.registered.epoch)
+        prompts = {sequence: (sequence,) * PROMPT_TOKENS for sequence in self._sequences}
+        reserves = tuple(Reservation(sequence, PROMPT_TOKENS) for sequence in prompts)
+        await self._exchange(
+            attaches=tuple(Attach(sequence, prompt) for sequence, prompt in prompts.items()), reserves=reserves
+        )
+        await self._exchange(
+            commits=tuple(Commit(sequence, prompt) for sequence, prompt in prompts.items()), reserves=self._two_ahead()
+        )
+
+    async def decode(self) -> float:
+        """One step's exchange. Returns its round trip in seconds, serialising included."""
+        token = self._step % POOL.vocab_size
+        started = time.perf_counter()
+        await self._exchange(
+            commits=tuple(Commit(sequence, (token,)) for sequence in self._sequences),
+            reserves=self._two_ahead(),
+            load=WorkerLoad(running_sequences=len(self._sequences), output_tokens=self._step * len(self._sequences)),
+        )
+        return time.perf_counter() - started
+
+    def leave(self) -> None:
+        """Drop the stream."""
+        self._call.cancel()
+
+    def _two_ahead(self) -> tuple[Reservation, ...]:
+        return tuple(Reservation(sequence, 2) for sequence in self._sequences)
+
+    async def _exchange(self, **parts: Any) -> None:
+        self._step += 1
+        exchange = Exchange(epoch=self._epoch, step=self._step, **parts)
+        await self._say(v1.AttendRequest(exchange=exchange_to_wire(exchange)))
+
+    async def _say(self, message: v1.AttendRequest) -> v1.AttendReply:
+        await self._call.write(message)
+        return await self._call.read()
+
+
+@dataclass(slots=True)
+class Figures:
+    """What one server did."""
+
+    quiet_seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
+    """Sequences -> round trips of one worker alone."""
+    busy_seconds: list[float] = field(default_factory=list[float])
+    """Round trips of the 8 x 64 run."""
+    busy_cpu_seconds: float = 0.0
+    """Of the server's process, during that run."""
+
+
+async def measure(server: Process, steps: int) -> Figures:
+    """Both measurements against one server."""
+    figures = Figures()
+    async with open_channel(server.address) as channel:
+        for sequences in (1, SEQUENCES):
+            worker = Decoder(channel, 0, sequences)
+            await worker.join()
+            await _repeat(worker.decode, WARM_UP_STEPS)
+            figures.quiet_seconds[sequences] = await _repeat(worker.decode, ROUND_TRIPS)
+            worker.leave()
+        workers = [Decoder(channel, number, SEQUENCES) for number in range(WORKERS)]
+        for worker in workers:
+            await worker.join()
+        await _together(workers, WARM_UP_STEPS)
+        before = cpu_seconds(server.pid)
+        runs = await _together(workers, steps)
+        figures.busy_cpu_seconds = cpu_seconds(server.pid) - before
+        figures.busy_seconds = [seconds for run in runs for seconds in run]
+        for worker in workers:
+            worker.leave()
+    return figures
+
+
+async def _repeat(decode: Callable[[], Any], steps: int) -> list[float]:
+    return [await decode() for _ in range(steps)]
+
+
+async def _together(workers: Sequence[Decoder], steps: int) -> list[list[float]]:
+    """All workers at once, their steps spread over the time of a step as those of strangers would be."""
+    apart = STEP_SECONDS / len(workers)
+    return await asyncio.gather(*(_paced(worker.decode, steps, at * apart) for at, worker in enumerate(workers)))
+
+
+async def _paced(decode: Callable[[], Any], steps: int, after: float) -> list[float]:
+    """One step every 20 ms; a late one is not made up for."""
+    now = asyncio.get_running_loop().time
+    taken: list[float] = []
+    await asyncio.sleep(after)
+    for _ in range(steps):
+        due = now() + STEP_SECONDS
+        taken.append(await decode())
+        await asyncio.sleep(max(0.0, due - now()))
+    return taken
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU that a process has used, all its threads, user and system."""
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    user, system = int(fields[11]), int(fields[12])
+    return (user + system) / os.sysconf("SC_CLK_TCK")
+
+
+# ---- servers --------------------------------------------------------------------------------------------------
+
+
+class NullServicer(v1_grpc.CacheManagerServicer):
+    """Reads each message and answers it with an empty one."""
+
+    async def Attend(  # noqa: N802  # the schema's name
+        self, request_iterator: AsyncIterator[v1.AttendRequest], context: Any
+    ) -> AsyncGenerator[v1.AttendReply]:
+        """One empty reply a message."""
+        async for _ in request_iterator:
+            yield v1.AttendReply()
+
+    def WatchFleet(self, request: v1.WatchFleetRequest, context: Any) -> Any:  # noqa: N802
+        """Nobody asks."""
+        raise NotImplementedError
+
+    def Audit(self, request: v1.AuditRequest, context: Any) -> Any:  # noqa: N802
+        """Nobody asks."""
+        raise NotImplementedError
+
+
+async def serve_null() -> None:
+    """The null server, until it is killed."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    v1_grpc.add_CacheManagerServicer_to_server(NullServicer(), server)
+    port = server.add_insecure_port(f"{LOOPBACK}:0")
+    await server.start()
+    print(json.dumps({"event": "serving", "port": port}), flush=True)
+    await server.wait_for_termination()
+
+
+def _announced_port(line: str) -> int | None:
+    event = log_event(line)
+    return event["port"] if event is not None and event.get("event") == "serving" else None
+
+
+def _redis() -> Process:
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    ready = "Ready to accept connections"
+    return Process("redis", redis_command, served_port=lambda line: port if ready in line else None, port=port)
+
+
+def _python(name: str, *arguments: str, **env: str) -> Process:
+    command = [sys.executable, *arguments]
+    return Process(name, lambda _: command, env={**os.environ, **env}, served_port=_announced_port)
+
+
+@contextlib.asynccontextmanager
+async def running(process: Process) -> AsyncGenerator[Process]:
+    """The process, for the time of the context."""
+    await process.start()
+    try:
+        await process.serving()
+        yield process
+    finally:
+        await process.kill()
+
+
+# ---- the report -----------------------------------------------------------------------------------------------
+
+
+def report(manager: Figures, null: Figures, steps: int) -> Iterable[dict[str, object]]:
+    """One object a figure."""
+    busy = {"workers": WORKERS, "sequences": SEQUENCES, "step_ms": 1000 * STEP_SECONDS, "steps": steps}
+    for sequences in manager.quiet_seconds:
+        own, least = _median_us(manager.quiet_seconds[sequences]), _median_us(null.quiet_seconds[sequences])
+        name = "exchange_p50_us" if sequences == SEQUENCES else f"exchange_p50_us_{sequences}_sequence"
+        yield _line(name, own, "us", sequences=sequences, null_server_us=round(least), ratio=round(own / least, 2))
+    exchanges = len(manager.busy_seconds)
+    own, least = (1e6 * figures.busy_cpu_seconds / exchanges for figures in (manager, null))
+    name = f"manager_cpu_us_per_exchange_{WORKERS}x{SEQUENCES}"
+    yield _line(name, own, "us", **busy, null_server_us=round(least), ratio=round(own / least, 2))
+    for share, figure in (("p50", 0.5), ("p99", 0.99)):
+        value = 1e6 * _quantile(manager.busy_seconds, figure)
+        at_null = round(1e6 * _quantile(null.busy_seconds, figure))
+        yield _line(f"exchange_{share}_us_{WORKERS}x{SEQUENCES}", value, "us", **busy, null_server_us=at_null)
+
+
+def _line(name: str, value: float, unit: str, **more: object) -> dict[str, object]:
+    return {"name": name, "value": round(value), "unit": unit, **more}
+
+
+def _median_us(seconds: Sequence[float]) -> float:
+    return 1e6 * statistics.median(seconds)
+
+
+def _quantile(seconds: Sequence[float], share: float) -> float:
+    return sorted(seconds)[int(share * (len(seconds) - 1))]
+
+
+async def bench(steps: int) -> None:
+    """Measure one server after the other, then print."""
+    async with running(_redis()) as redis:
+        url = f"redis://{redis.address}/0"
+        async with running(_python("manager", "-m", "cache_manager", OCTAVO_REDIS_URL=url)) as server:
+            manager = await measure(server, steps)
+    async with running(_python("null", "-m", "bench.control_plane", "--null-server")) as server:
+        null = await measure(server, steps)
+    for line in report(manager, null, steps):
+        print(json.dumps(line))
+
+
+def main() -> None:
+    """Run the bench, or be its null server."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=250, help="of 20 ms, measured with 8 workers (default: 250)")
+    parser.add_argument("--null-server", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    uvloop.run(serve_null() if arguments.null_server else bench(arguments.steps))
+
+
+if __name__ == "__main__":
+    main()
