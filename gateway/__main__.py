@@ -6,8 +6,9 @@ import random
 import sys
 from contextlib import aclosing
 
+from gateway.catalogue import ServedModel
 from gateway.core.request import Limits
-from gateway.dispatcher import Bounds, Dispatcher, ServedModel
+from gateway.dispatcher import Bounds, Dispatcher
 from gateway.fleet_watch import watch
 from gateway.prefix_lookup import RedisLookup
 from gateway.servicer import SERVICE_NAME, InferenceServicer

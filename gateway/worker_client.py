@@ -15,8 +15,8 @@ from typing import Self
 
 import grpc
 
+from gateway.core.fleet import WorkerEpoch
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
-from octavo.ids import Epoch, WorkerId
 from octavo.records import StepReport, Submission, WorkerInfo
 from octavo.service import open_channel
 from octavo.v1 import worker_pb2 as worker_v1
@@ -24,8 +24,6 @@ from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
 from octavo.wire import report_from_wire, submission_to_wire
 
 log = logging.getLogger("octavo.gateway")
-
-Incarnation = tuple[WorkerId, Epoch]
 
 
 class WorkerCall:
@@ -166,7 +164,7 @@ class Workers:
     """The streams of one gateway. Use as `async with`: leaving it closes them all."""
 
     def __init__(self) -> None:
-        self._streams: dict[Incarnation, tuple[_WorkerStream, asyncio.Task[None]]] = {}
+        self._streams: dict[WorkerEpoch, tuple[_WorkerStream, asyncio.Task[None]]] = {}
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -182,19 +180,19 @@ class Workers:
 
     def submit(self, worker: WorkerInfo, submission: Submission) -> WorkerCall:
         """Send a request to a worker; the number in `submission` is replaced by the stream's own."""
-        incarnation = (worker.worker_id, worker.epoch)
-        stream, _ = self._streams.get(incarnation, (None, None))
+        worker_epoch = (worker.worker_id, worker.epoch)
+        stream, _ = self._streams.get(worker_epoch, (None, None))
         if stream is None or stream.lost:
             stream = _WorkerStream(worker)
-            self._streams[incarnation] = (stream, self._tasks.create_task(stream.run()))
+            self._streams[worker_epoch] = (stream, self._tasks.create_task(stream.run()))
         return stream.submit(submission)
 
-    def keep(self, live: Collection[Incarnation]) -> None:
+    def keep(self, live: Collection[WorkerEpoch]) -> None:
         """Close the streams of workers that are not live any more and on which nothing is left; call it often.
 
         A worker that registered anew goes on with what it has, so its old stream stays until that is done.
         """
-        for incarnation, (stream, task) in list(self._streams.items()):
-            if incarnation not in live and (stream.idle or stream.lost):
+        for worker_epoch, (stream, task) in list(self._streams.items()):
+            if worker_epoch not in live and (stream.idle or stream.lost):
                 task.cancel()
-                del self._streams[incarnation]
+                del self._streams[worker_epoch]

@@ -22,6 +22,9 @@ from octavo.records import FleetUpdate, WorkerInfo
 
 ReservationId = NewType("ReservationId", int)
 
+WorkerEpoch = tuple[WorkerId, Epoch]
+"""One incarnation of a worker."""
+
 _REPORTS_UNTIL_CONTAINED = 2
 """After so many reports, a worker's figures contain a request for certain; after one, they may."""
 
@@ -117,7 +120,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self._members: dict[WorkerId, _Member] = {}
-        self._reserved: dict[ReservationId, tuple[WorkerId, Epoch]] = {}
+        self._reserved: dict[ReservationId, WorkerEpoch] = {}
         self._last = 0
 
     def apply(self, update: FleetUpdate, now: float) -> None:

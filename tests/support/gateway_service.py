@@ -9,8 +9,9 @@ from typing import Any
 
 import grpc
 
+from gateway.catalogue import ServedModel
 from gateway.client import Client
-from gateway.dispatcher import Bounds, Dispatcher, ServedModel
+from gateway.dispatcher import Bounds, Dispatcher
 from gateway.fleet_watch import watch
 from gateway.servicer import InferenceServicer
 from gateway.tokenizer import Tokenizer

@@ -1,0 +1,128 @@
+"""The models that this gateway has the words for, and the workers that serve them now.
+
+A worker serves a model if it says so by name and has the gateway's very tokenizer: another one's token ids would mean
+other words.
+"""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gateway.core.fleet import Fleet, WorkerEpoch
+from gateway.tokenizer import Tokenizer
+from octavo.errors import Draining, UnknownModel
+from octavo.records import FleetUpdate, WorkerInfo
+
+log = logging.getLogger("octavo.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model as a gateway knows it."""
+
+    name: str
+    """What clients ask for."""
+    tokenizer: Tokenizer
+    tokenizer_digest: bytes
+    """32 bytes."""
+    stop_tokens: frozenset[int]
+    """Tokens that end a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInService:
+    """A model that some worker serves now."""
+
+    name: str
+    max_model_tokens: int
+    workers: int
+
+
+class Catalogue:
+    """Which workers there are for a request. Reads the fleet view, and writes it when news come."""
+
+    def __init__(self, models: Sequence[ServedModel], fleet: Fleet) -> None:
+        """Know `models`, at least one, and find their workers in `fleet`."""
+        self._models = {model.name: model for model in models}
+        self._fleet = fleet
+
+    def named(self, name: str) -> ServedModel:
+        """The model that a request means; no name means the only one.
+
+        Raises:
+            UnknownModel: naming those there are.
+        """
+        if not name and len(self._models) == 1:
+            return next(iter(self._models.values()))
+        if name not in self._models:
+            raise UnknownModel(f"model: {name!r}; there are: {self._names()}")
+        return self._models[name]
+
+    def in_service(self) -> tuple[ModelInService, ...]:
+        """The models that some worker serves now, by name."""
+        serving = [(name, self._serving(model)) for name, model in sorted(self._models.items())]
+        return tuple(
+            ModelInService(name, max(worker.pool.max_model_tokens for worker in workers), len(workers))
+            for name, workers in serving
+            if workers
+        )
+
+    def available(self, model: ServedModel) -> list[WorkerInfo]:
+        """The workers that take new requests for a model, at least one.
+
+        Raises:
+            UnknownModel: nobody serves it.
+            Draining: everybody who serves it is about to leave.
+        """
+        serving = self._serving(model)
+        if not serving:
+            raise UnknownModel(f"model: no worker serves {model.name!r} now; there are: {self._names()}")
+        taking = [worker for worker in serving if not worker.draining]
+        if not taking:
+            raise Draining(f"all {len(serving)} workers of {model.name} finish what they have and take nothing new")
+        return taking
+
+    def fitting(self, model: ServedModel, tokens: int, but: Collection[WorkerEpoch]) -> list[WorkerInfo]:
+        """The workers that take a sequence of so many tokens, those in `but` left out. May be none."""
+        return [
+            worker
+            for worker in self._serving(model)
+            if not worker.draining
+            and worker.pool.capacity_tokens >= tokens
+            and (worker.worker_id, worker.epoch) not in but
+        ]
+
+    def apply(self, update: FleetUpdate, now: float) -> Collection[WorkerEpoch]:
+        """Take in what the cache manager says; returns who is there now."""
+        before = _by_epoch(self._fleet)
+        self._fleet.apply(update, now)
+        after = _by_epoch(self._fleet)
+        for newcomer in after.keys() - before.keys():
+            self._log_joined(after[newcomer])
+        for worker, epoch in before.keys() - after.keys():
+            log.info("worker_left", extra={"worker": worker, "epoch": epoch})
+        return after
+
+    def _serving(self, model: ServedModel) -> list[WorkerInfo]:
+        return [
+            worker
+            for worker in self._fleet.workers
+            if worker.pool.model == model.name and worker.pool.tokenizer_digest == model.tokenizer_digest
+        ]
+
+    def _names(self) -> str:
+        return ", ".join(model.name for model in self.in_service()) or "none"
+
+    def _log_joined(self, worker: WorkerInfo) -> None:
+        fields = {"worker": worker.worker_id, "epoch": worker.epoch, "model": worker.pool.model}
+        model = self._models.get(worker.pool.model)
+        if model is None:
+            log.warning("worker_of_unknown_model", extra=fields)
+        elif model.tokenizer_digest != worker.pool.tokenizer_digest:
+            log.error("worker_with_another_tokenizer", extra=fields)
+        else:
+            log.info("worker_joined", extra=fields)
+
+
+def _by_epoch(fleet: Fleet) -> dict[WorkerEpoch, WorkerInfo]:
+    return {(worker.worker_id, worker.epoch): worker for worker in fleet.workers}

@@ -1,0 +1,127 @@
+"""What a client asked for -> a job that is fit to run, or the reason why it is not.
+
+Everything that can be refused without waiting is refused here, before the request has taken anything.
+"""
+
+import asyncio
+import random
+import uuid
+from dataclasses import dataclass
+
+from gateway.catalogue import Catalogue, ServedModel
+from gateway.core.admission import output_budget
+from gateway.core.request import (
+    ChatPrompt,
+    Generation,
+    Limits,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_request,
+    check_vocabulary,
+)
+from gateway.core.routing import Work
+from octavo.errors import InvalidRequest
+from octavo.hashing import digest_of
+from octavo.records import SamplingParams, Submission
+
+_SEED_BITS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request that is fit to run."""
+
+    request_id: str
+    model: ServedModel
+    submission: Submission
+    """As a worker will get it; the stream to the worker numbers it."""
+    stop: tuple[str, ...]
+    arrived: float
+    deadline: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.submission.prompt)
+
+    @property
+    def sequence_tokens(self) -> int:
+        """The longest that one of its sequences may become."""
+        return self.prompt_tokens + self.submission.max_tokens
+
+    @property
+    def work(self) -> Work:
+        """What it takes, wherever it runs."""
+        return Work(prompt=self.submission.prompt, output_tokens=self.submission.samples * self.submission.max_tokens)
+
+
+class Intake:
+    """Checks and tokenises requests."""
+
+    def __init__(self, catalogue: Catalogue, limits: Limits, max_request_seconds: float) -> None:
+        """Refuse what breaks `limits`; a request without a deadline gets one of `max_request_seconds`."""
+        self._catalogue = catalogue
+        self._limits = limits
+        self._max_request_seconds = max_request_seconds
+        self._random = random.Random()
+
+    async def job(self, request: Generation, arrived: float, seconds_left: float | None) -> Job:
+        """The job that a request asks for.
+
+        Raises:
+            InvalidRequest: the request cannot be served as it is.
+            UnknownModel: no worker serves the model.
+            Draining: every worker of the model is about to leave.
+        """
+        check_request(request, self._limits)
+        model = self._catalogue.named(request.model)
+        pools = [worker.pool for worker in self._catalogue.available(model)]
+        prompt = await _tokens_of(request.prompt, model)
+        check_vocabulary(prompt, min(pool.vocab_size for pool in pools))
+        patience = self._max_request_seconds if seconds_left is None else seconds_left
+        return Job(
+            request_id=uuid.uuid4().hex,
+            model=model,
+            submission=Submission(
+                request=0,
+                prompt=prompt,
+                max_tokens=output_budget(len(prompt), request.max_tokens, pools),
+                samples=request.samples,
+                sampling=self._sampling_of(request),
+                stop_tokens=frozenset() if request.ignore_eos else model.stop_tokens,
+                salt=_salt_of(request.cache_salt),
+            ),
+            stop=request.stop,
+            arrived=arrived,
+            deadline=arrived + patience,
+        )
+
+    def _sampling_of(self, request: Generation) -> SamplingParams:
+        return SamplingParams(
+            temperature=request.temperature,
+            top_k=request.top_k,
+            top_p=request.top_p,
+            seed=self._random.getrandbits(_SEED_BITS) if request.seed is None else request.seed,
+        )
+
+
+async def _tokens_of(prompt: Prompt | None, model: ServedModel) -> tuple[int, ...]:
+    """At least one token id. Text goes through a thread: megabytes of it take seconds."""
+    match prompt:
+        case TextPrompt(text):
+            tokens = await asyncio.to_thread(model.tokenizer.encode_text, text)
+        case ChatPrompt(messages):
+            tokens = await asyncio.to_thread(model.tokenizer.encode_chat, messages)
+        case TokenPrompt(ids):
+            tokens = ids
+        case None:
+            raise AssertionError("check_request lets no request without a prompt pass")
+    if not tokens:  # the text was all of a kind that the tokenizer drops
+        raise InvalidRequest("prompt: 0 tokens, wanted at least 1")
+    return tokens
+
+
+def _salt_of(cache_salt: str) -> bytes:
+    """What keeps a tenant's blocks apart: 32 bytes, or none for the blocks that everybody shares."""
+    return digest_of(b"cache salt", cache_salt.encode()) if cache_salt else b""
