@@ -138,9 +138,9 @@ class RedisMirror:
 
     async def _copy(self, index: str) -> None:
         """Make the SET anew from the ledger's truth. What changes meanwhile is in the next batch."""
-        members = [index_member(block_hash) for block_hash in self._changes.truth(index)]
-        await self._redis.unlink(index)
+        await self._redis.unlink(index)  # first, as it fails at once while Redis is away
         self._sizes[index] = 0
+        members = [index_member(block_hash) for block_hash in self._changes.truth(index)]
         for chunk in _chunks(members):
             async with self._redis.pipeline(transaction=False) as pipeline:
                 self._write(pipeline, index, dict.fromkeys(chunk, True), renew=True)

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import grpc
+
 from cache_manager.change_queue import MAX_PENDING, ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.redis_mirror import RedisMirror
@@ -148,6 +150,11 @@ class WorkerStandIn:
         reused = dict(grant.attached)[SequenceId(sequence)]
         await self.exchange(commits={sequence: tokens[reused:]})
         return reused
+
+    async def close(self) -> None:
+        """Say that no more will come, and hear the stream's end."""
+        await self._call.done_writing()
+        assert await asyncio.wait_for(self._call.read(), 10) is grpc.aio.EOF
 
     def drop(self) -> None:
         """Reset the stream, as a dying process does."""

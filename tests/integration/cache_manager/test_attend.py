@@ -236,6 +236,13 @@ async def test_a_dropped_stream_expires_the_worker_at_once(service: ManagerServi
         await service.audit("w")
 
 
+async def test_a_stream_that_is_closed_in_order_expires_the_worker_too(service: ManagerService) -> None:
+    async with service.fleet() as fleet, service.worker() as worker:
+        await worker.exchange()
+        await worker.close()
+        assert (await fleet.until(lambda update: bool(update.gone))).gone == ("w",)
+
+
 async def test_a_worker_that_is_not_heard_for_a_lease_expires(service: ManagerService) -> None:
     async with service.fleet() as fleet, service.worker() as worker:
         service.clock.advance(LEASE_SECONDS - 0.001)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from deploy.process import Process, StartFailed, log_event
-from octavo.errors import Draining
+from octavo.errors import Draining, StaleEpoch
 from octavo.service import open_channel, probe
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
@@ -59,6 +59,12 @@ async def test_a_manager_serves_though_redis_is_away() -> None:
         assert await asyncio.to_thread(probe, process.address)
         assert await worker.compute(1, list(range(10))) == 0
         assert len(process.events("worker_registered")) == 1
+
+
+async def test_a_worker_that_says_nothing_is_expired_by_the_clock() -> None:
+    async with serving(lease_seconds=0.2) as process, attended(process) as worker:
+        with pytest.raises(StaleEpoch, match=r"not heard for 0\.2 s"):
+            await worker.hear()
 
 
 async def test_a_manager_without_workers_leaves_at_once() -> None:
