@@ -17,7 +17,7 @@ import grpc
 
 from gateway.core.fleet import WorkerEpoch
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
-from octavo.records import StepReport, Submission, WorkerInfo
+from octavo.records import SampleFinished, StepReport, Submission, Tokens, WorkerInfo
 from octavo.service import open_channel
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
@@ -139,14 +139,21 @@ class _WorkerStream:
 
 def _by_request(report: StepReport) -> dict[int, StepReport]:
     """A report taken apart: what it says of each request, refusals left out."""
-    parts: defaultdict[int, StepReport] = defaultdict(StepReport)
+    tokens: defaultdict[int, list[Tokens]] = defaultdict(list)
     for new in report.tokens:
-        parts[new.request] = replace(parts[new.request], tokens=(*parts[new.request].tokens, new))
-    for done in report.prefilled:
-        parts[done.request] = replace(parts[done.request], prefilled=(done,))
+        tokens[new.request].append(new)
+    finished: defaultdict[int, list[SampleFinished]] = defaultdict(list)
     for end in report.finished:
-        parts[end.request] = replace(parts[end.request], finished=(*parts[end.request].finished, end))
-    return parts
+        finished[end.request].append(end)
+    prefilled = {done.request: (done,) for done in report.prefilled}
+    return {
+        request: StepReport(
+            tokens=tuple(tokens.get(request, ())),
+            prefilled=prefilled.get(request, ()),
+            finished=tuple(finished.get(request, ())),
+        )
+        for request in tokens.keys() | prefilled.keys() | finished.keys()
+    }
 
 
 def _joined(reports: Sequence[StepReport]) -> StepReport:

@@ -18,7 +18,7 @@ from octavo.hashing import digest_of, token_bytes
 from octavo.ids import WorkerId
 
 DECODE_SHARE = 1 / 16
-"""Of a held position against a computed one; the best of the shares that were tried on recorded traffic."""
+"""Of a held position against a computed one; on recorded traffic it did better than counting them alike."""
 EVICTION_SHARE = 1 / 16
 """Of a position that may be evicted for this request: it was worth something only if its prefix comes again."""
 FEW_WORKERS = 8

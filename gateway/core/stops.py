@@ -20,6 +20,8 @@ class StopScanner:
         """The text that is now known to stand before any stop string."""
         if self.stopped:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         found = min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
