@@ -45,8 +45,8 @@ _Pipeline = Any
 class _Write:
     """Where in a pipeline's replies the answers to one index's commands are."""
 
-    removals: range
     additions: range
+    removals: range
     size: int
 
 
@@ -75,14 +75,14 @@ class RedisMirror:
         """Seconds to wait before the next try; 0 while Redis answers."""
 
     async def run(self) -> None:
-        """Follow the queue until cancelled."""
+        """Follow the queue until cancelled. No failure ends it: the service must not die of its rumour."""
         task = asyncio.current_task()
         assert task is not None
         while not task.cancelling():  # asked, since redis-py loses a cancellation that meets a reply
             try:
                 await self._wait()
                 await self._tell(self._changes.take())
-            except (RedisError, OSError) as error:
+            except Exception as error:
                 self._note_lost(error)
                 await asyncio.sleep(self._pause)
             else:
@@ -150,25 +150,25 @@ class RedisMirror:
     def _write(self, pipeline: _Pipeline, index: str, changes: dict[bytes, bool], renew: bool) -> _Write:
         """Add the commands that bring an index up to date, its time to live where it may have none or is due."""
         start = len(pipeline)
-        for chunk in _chunks([member for member, there in changes.items() if not there]):
-            pipeline.srem(index, *chunk)
-        middle = len(pipeline)
         for chunk in _chunks([member for member, there in changes.items() if there]):
             pipeline.sadd(index, *chunk)
+        middle = len(pipeline)  # removals come last: a SET that becomes empty is gone, and its time to live with it
+        for chunk in _chunks([member for member, there in changes.items() if not there]):
+            pipeline.srem(index, *chunk)
         end = len(pipeline)
         pipeline.scard(index)
         if renew or not self._sizes.get(index):
             pipeline.pexpire(index, self._ttl_ms)
-        return _Write(removals=range(start, middle), additions=range(middle, end), size=end)
+        return _Write(additions=range(start, middle), removals=range(middle, end), size=end)
 
     def _judge(self, index: str, write: _Write, replies: list[object]) -> None:
         """Believe that an index was updated, or have it copied anew."""
-        mine = replies[write.removals.start : write.size + 1]
+        mine = replies[write.additions.start : write.size + 1]
         problem = next((reply for reply in mine if isinstance(reply, Exception)), None)
         if problem is None:
             counts = cast("list[int]", replies)
-            removed, added = (sum(counts[at] for at in part) for part in (write.removals, write.additions))
-            expected, found = self._sizes.get(index, 0) - removed + added, counts[write.size]
+            added, removed = (sum(counts[at] for at in part) for part in (write.additions, write.removals))
+            expected, found = self._sizes.get(index, 0) + added - removed, counts[write.size]
             self._sizes[index] = found
             if found == expected:
                 return
@@ -178,7 +178,8 @@ class RedisMirror:
 
     def _note_lost(self, error: Exception) -> None:
         if self._pause == 0.0:
-            log.error("index_mirror_lost", extra={"reason": f"{type(error).__name__}: {error}"})
+            bug = None if isinstance(error, RedisError | OSError) else error
+            log.error("index_mirror_lost", exc_info=bug, extra={"reason": f"{type(error).__name__}: {error}"})
         self._renew_at = 0.0
         shortest, longest = BACKOFF_SECONDS
         self._pause = min(longest, max(shortest, 2 * self._pause))

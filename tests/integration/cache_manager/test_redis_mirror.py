@@ -134,6 +134,17 @@ async def test_an_index_lives_only_while_it_is_renewed(redis: RedisServer) -> No
         assert 0 < await redis.client.pttl(worker.index) <= 30_000
 
 
+async def test_an_index_that_is_turned_over_whole_keeps_its_time_to_live(
+    redis: RedisServer, service: ManagerService
+) -> None:
+    async with service.worker(num_blocks=3) as worker:
+        for number in range(1, 10):
+            await worker.compute(number, prompt(number))
+            await worker.exchange(finished=[number])
+        await until_index_is(redis, worker, members(prompt(9)))
+        assert await redis.client.pttl(worker.index) > 0
+
+
 async def test_the_time_to_live_is_renewed_while_the_worker_says_nothing(redis: RedisServer) -> None:
     async with manager_service(redis.url, ttl_seconds=0.3) as service, service.worker() as worker:
         await worker.compute(1, prompt(1))
