@@ -88,7 +88,7 @@ class FunctionRunner:
 
 
 class LedgerClient:
-    """A cache manager in this process: worker.cache_client.CacheClient over a real ledger, audited at every exchange."""
+    """A cache manager in this process: a CacheClient over a real ledger, audited after each exchange."""
 
     def __init__(self, lease_seconds: float = 60.0) -> None:
         self._lease_seconds = lease_seconds

@@ -21,7 +21,7 @@ class Doorkeeper:
         self._lineup = lineup
         self._block_size = block_size
         self._last_hit: list[int] = []
-        """The tokens that the last attach found published."""
+        """The tokens that the last attach with a hit found published."""
         self._last_salt = b""
 
     def admit(self, budget: int) -> list[tuple[Sequence, int]]:
@@ -42,9 +42,10 @@ class Doorkeeper:
         return self._next(self._room()) is not None
 
     def learn(self, sequence: Sequence) -> None:
-        """Remember what the sequence's attach has found."""
-        self._last_hit = sequence.tokens[: sequence.reused]
-        self._last_salt = sequence.request.submission.salt
+        """Remember what the sequence's attach has found, if anything."""
+        if sequence.reused:
+            self._last_hit = sequence.tokens[: sequence.reused]
+            self._last_salt = sequence.request.submission.salt
 
     def shortfall(self) -> int:
         """Blocks that the running sequences will need for what they know, beyond those that are available."""

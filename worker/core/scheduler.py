@@ -72,8 +72,6 @@ class Scheduler:
         self._door = Doorkeeper(self._tables, self._lineup, pool.block_size)
         self._branches: list[_Branch] = []
         self._asked = _Asked()
-        self._short = False
-        """Whether this step has sent someone away: then nobody comes in before it has run."""
         self._step: list[tuple[Sequence, Chunk]] = []
         self._draining = False
 
@@ -145,7 +143,7 @@ class Scheduler:
         forks, children = self._fork()
         running = self._share_budget()
         left = self._max_step_tokens - sum(share.count for share in running)
-        entering = [] if self._short else [_Share(*admitted) for admitted in self._door.admit(left)]
+        entering = [_Share(*admitted) for admitted in self._door.admit(left)]
         attached = [share.sequence for share in entering]
         self._asked = _Asked([*running, *entering], children, attached)
         commits, finished = self._tables.take_untold()
@@ -170,8 +168,7 @@ class Scheduler:
         unmet = set(grant.unmet)
         self._enter_books(grant, unmet)
         self._make_room(unmet)
-        self._short = self._shortage(unmet) > 0
-        if self._short:
+        if self._shortage(unmet) > 0:
             return None
         self._send_back_who_cannot_stay()
         if self._has_room_for_more():
@@ -206,7 +203,7 @@ class Scheduler:
         for sequence in self._lineup.running.copy():
             self._lineup.send_back(sequence)
             sequence.sent_back = False  # it was no shortage
-        self._asked, self._step, self._short = _Asked(), [], False
+        self._asked, self._step = _Asked(), []
 
     def check(self) -> None:
         """Assert the invariants that hold between two calls of the engine's loop."""

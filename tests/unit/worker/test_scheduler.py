@@ -191,6 +191,43 @@ def test_whoever_comes_in_can_be_computed_to_the_end_of_its_prompt(data):
     assert world.scheduler.load().preemptions == 0
 
 
+def test_whoever_comes_in_on_a_wrong_guess_is_sent_back_once_before_it_computes():
+    """The guess is that a hit's blocks are shared; here they were nobody's, and are taken from the free ones."""
+    world = World(num_blocks=4, max_step_tokens=2)
+    prefix = prompt_of(0, 2 * SIZE)
+    for request in (1, 2):
+        world.submit(submission(request, [*prefix, 1], 1))
+        world.run()
+    assert world.gateways.of(2).cached_tokens == len(prefix)
+    world.submit(submission(3, [1, 2], 4))
+    world.step()
+    world.submit(submission(4, [*prefix, *prompt_of(4, SIZE + 1)], 1))
+    rounds = len(world.exchanges)
+    world.run()
+    assert world.scheduler.load().preemptions == 0
+    assert sum(len(exchange.attaches) for exchange, _ in world.exchanges[rounds:]) == 2
+    world.assert_served(4)
+
+
+def test_nobody_comes_in_who_would_be_sent_away_at_the_next_block_border():
+    world = World(num_blocks=5, max_step_tokens=SIZE)
+    world.submit(submission(1, prompt_of(1, 2 * SIZE - 1), 6))
+    world.submit(submission(2, prompt_of(2, 3 * SIZE - 1), 1))
+    world.run()
+    assert world.scheduler.load().preemptions == 0
+    world.assert_served(2)
+
+
+def test_blocks_freed_by_an_exchange_are_taken_by_who_comes_in_with_it():
+    world = World(num_blocks=4)
+    world.submit(submission(1, prompt_of(1, 2), 2))
+    world.submit(submission(2, prompt_of(2, 2 * SIZE), 1))
+    world.step()
+    world.submit(submission(3, prompt_of(3, 2 * SIZE), 1))
+    assert world.ledger.audit().held_blocks == 3
+    assert len(world.step().chunks) == 2
+
+
 def test_a_lost_manager_costs_a_recompute_and_no_request():
     world = World(num_blocks=32)
     for request in range(3):
