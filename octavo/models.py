@@ -72,7 +72,7 @@ def location(model: str, models_dir: Path) -> Path:
     if model == DEFAULT:
         return models_dir / DEFAULT
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         gguf = gguf_in(folder)
         return models_dir / f"{folder.resolve().name}-{_file_tag(gguf)}" if gguf else folder.resolve()
     if is_hub_id(model):
@@ -155,11 +155,14 @@ def _samples(file: Path) -> Iterator[bytes]:
     """The header of a safetensors file, then pages of its tensors."""
     with file.open("rb") as content:
         header_bytes = int.from_bytes(content.read(8), "little")
-        if header_bytes > min(_MAX_HEADER_BYTES, file.stat().st_size):
+        if not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file.stat().st_size):
             raise ValueError(f"{file} is not a safetensors file: it says its header has {header_bytes} bytes")
         header = content.read(header_bytes)
         yield header
-        tensors = cast(dict[str, dict[str, list[int]]], json.loads(header))
+        try:
+            tensors = cast(dict[str, dict[str, list[int]]], json.loads(header))
+        except ValueError as error:
+            raise ValueError(f"{file} is not a safetensors file: its header is not JSON") from error
         for name in sorted(tensors.keys() - {"__metadata__"}):
             begin, end = tensors[name]["data_offsets"]
             yield from _pages(content, 8 + header_bytes + begin, end - begin)

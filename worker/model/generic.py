@@ -89,6 +89,9 @@ class GenericModel:
             self._run(batch, step)
         except UnsupportedModel as refusal:
             raise UnsupportedModel(f"{name} wants {refusal}, which our attention cannot do yet") from refusal
+        except Exception as failure:  # code that we do not know may fail in any way; its traceback is chained
+            what = f"{type(failure).__name__}: {failure}"
+            raise UnsupportedModel(f"{name} does not run on our attention: {what}") from failure
         if step.layers != list(range(shape.num_layers)):
             raise UnsupportedModel(
                 f"{name} sent layers {step.layers} through transformers' attention interface, "

@@ -18,7 +18,10 @@ from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "lightning_attention"}
+_RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "lightning_attention", "hybrid"}
+_ALIBI = {"bloom", "mpt"}
+_MOVING_ROPE = {"dynamic", "longrope"}
+"""What these wrote at one length would be read as if written at another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +105,18 @@ def _refused_layers(text: PreTrainedConfig) -> str | None:
 def _refused_scores(text: PreTrainedConfig) -> str | None:
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return f"it caps its attention scores softly at {text.attn_logit_softcapping}"
-    if getattr(text, "alibi", False) or getattr(text, "position_embedding_type", None) == "alibi":
+    if getattr(text, "alibi", False) or text.model_type in _ALIBI:
         return "it knows positions by ALiBi"
+    if moving := sorted(_rope_types(text) & _MOVING_ROPE):
+        return f"its rotary positions ({', '.join(moving)}) change with the longest text of a batch"
     return None
+
+
+def _rope_types(text: PreTrainedConfig) -> set[str]:
+    """The kinds of rotary positions: one for all layers, or one for each kind of layer."""
+    rope: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+    return {kind["rope_type"] for kind in kinds if "rope_type" in kind}
 
 
 def _refused_heads(text: PreTrainedConfig) -> str | None:
@@ -131,8 +143,8 @@ def _load_weights(folder: ModelFolder, dtype: torch.dtype, device: torch.device)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder.path, dtype=dtype, attn_implementation=ATTENTION, **options
         )
-    except ValueError as error:
-        if ATTENTION in str(error):
+    except (ValueError, KeyError) as error:
+        if ATTENTION in str(error):  # the model does not know an attention of this name
             raise UnsupportedModel(f"{folder.name} is not served: it has attention code of its own") from error
         raise
     nn.Module.to(model, device)

@@ -1,0 +1,140 @@
+"""Which models are served: greedy tokens of many families are transformers' own; what cannot be right is refused."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import PreTrainedConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from octavo import models
+from tests.support import tiny_model
+from tests.support.hand_runner import HandRunner, Stream
+from tests.support.oracle import solo_greedy
+from worker.kernels import torch_cpu
+from worker.model.generic import UnsupportedModel
+from worker.model.loader import LoadedModel, load, refusal
+
+SHAPE = tiny_model.SHAPE
+SMALL = {"vocab_size": tiny_model.VOCAB_SIZE}
+DEPTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 512}
+
+
+def config(family: str, **fields: Any) -> PreTrainedConfig:
+    return getattr(transformers, f"{family}Config")(**(SHAPE | fields))
+
+
+SERVED = [
+    config("Qwen2", use_sliding_window=False),
+    config("Mistral", sliding_window=None),
+    config("Mistral", sliding_window=SHAPE["max_position_embeddings"]),  # never in force
+    config("Gemma"),
+    config("Granite", attention_multiplier=0.3),  # a scale of its own
+    config("Olmo2"),
+    config("Phi3", sliding_window=None),
+    config("GPTNeoX", num_attention_heads=2),
+    config("Cohere"),
+    config("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, use_sliding_window=False),
+    transformers.GPT2Config(**SMALL, n_positions=512, n_embd=64, n_layer=2, n_head=2, initializer_range=0.3),
+    transformers.OPTConfig(**SMALL, **DEPTH, ffn_dim=64, word_embed_proj_dim=64, init_std=0.3),
+]
+
+
+@pytest.mark.parametrize("served", SERVED, ids=lambda served: served.model_type)
+def test_a_decoder_of_any_family_goes_on_as_transformers_does(served: PreTrainedConfig, tmp_path: Path) -> None:
+    folder = tiny_model.save(served, tmp_path / "model", seed=1)
+    draw = random.Random(served.model_type)
+    prompts = [[draw.randrange(3, tiny_model.VOCAB_SIZE) for _ in range(length)] for length in (37, 5)]
+    streams = [Stream(prompts[0], 16, chunk=16), Stream(prompts[1], 16, begins=1)]
+    drawn = HandRunner(folder, torch_cpu.attend, num_blocks=20).run(*streams)
+    assert drawn == [solo_greedy(folder, prompt, 16) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (config("Mistral", sliding_window=64), "a sliding window of 64 positions, its texts go to 512"),
+        (config("Gemma3Text", sliding_window=32), "a sliding window of 32 positions"),
+        (config("Gemma2", sliding_window=512), "softly at 50.0"),
+        (config("Llama4Text"), "layers of chunked_attention"),
+        (config("Qwen3Next"), "layers of linear_attention, whose state is not keys and values"),
+        (config("Mamba"), "whose state is not keys and values"),
+        (config("FalconH1"), "layers of hybrid, whose state is not keys and values"),
+        (config("Llama", num_key_value_heads=3), "its 4 query heads are no multiple of its 3 key/value heads"),
+        (config("DeepseekV3", q_lora_rank=None), "latents in place of keys and values"),
+        (config("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "(dynamic)"),
+        (transformers.BloomConfig(), "it knows positions by ALiBi"),
+        (transformers.FalconConfig(alibi=True), "it knows positions by ALiBi"),
+        (transformers.T5Config(), "it is an encoder and a decoder, and we serve decoders"),
+        (transformers.GPT2Config(add_cross_attention=True), "it has cross attention"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_a_config_that_our_attention_cannot_serve_is_refused_with_its_reason(
+    refused: PreTrainedConfig, reason: str
+) -> None:
+    assert reason in (refusal(refused) or "")
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (
+            config("GptOss", sliding_window=512, num_local_experts=2),
+            "GptOssForCausalLM wants attention sinks",
+        ),
+        (config("StableLm"), "does not run on our attention: RuntimeError: "),  # heads of 16 and 32
+        (
+            transformers.FalconConfig(**SMALL, **DEPTH),
+            "is not served: it has attention code of its own",
+        ),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_what_a_config_does_not_tell_is_found_at_load(refused: PreTrainedConfig, reason: str, tmp_path: Path) -> None:
+    folder = tiny_model.save(refused, tmp_path / "model", seed=0)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_tiny(folder)
+
+
+def test_a_layer_that_does_not_attend_is_found_at_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_model.save_tiny_llama(tmp_path / "model")
+    elsewhere = LlamaDecoderLayer.forward
+
+    def skip_second(self: LlamaDecoderLayer, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.self_attn.layer_idx == 1:
+            return hidden_states
+        return elsewhere(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", skip_second)
+    with pytest.raises(UnsupportedModel, match=r"sent layers \[0\] .* wanted each of 2 once"):
+        load_tiny(folder)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    folder = tiny_model.save_tiny_llama(tmp_path / "model")
+    described = models.find(str(folder), tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"holds no model\.safetensors"):
+        load(described, dtype=torch.float32, device=torch.device("cpu"), block_size=16)
+
+
+def test_weights_in_their_own_dtype_are_pages_of_the_file(tmp_path: Path) -> None:
+    """Two workers of a machine hold them once."""
+    folder = tiny_model.save_tiny_llama(tmp_path / "model")
+    load_tiny(folder)  # imports and caches
+    kept = load_tiny(folder)
+    maps = Path("/proc/self/smaps").read_text()
+    assert kept.forward.vocab_size == tiny_model.VOCAB_SIZE
+    assert str(folder / "model.safetensors") in maps
+
+
+def load_tiny(folder: Path) -> LoadedModel:
+    described = models.find(str(folder), folder.parent)
+    return load(described, dtype=torch.float32, device=torch.device("cpu"), block_size=16, attend=torch_cpu.attend)

@@ -1,0 +1,59 @@
+"""The embedded default model, in float32: its greedy tokens are those of plain transformers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from octavo.commands.model import fetch_model
+from tests.support.hand_runner import HandRunner, Stream
+from tests.support.oracle import solo_greedy
+from worker.kernels import choose
+
+pytestmark = pytest.mark.model
+
+QUESTION = "<|im_start|>user\nWhy do printers fold a sheet into sixteen pages?<|im_end|>\n<|im_start|>assistant\n"
+STORY = "Once upon a time there was a library whose books could be bound into one another, and"
+COUNT = 64
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return fetch_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def hand(folder: Path) -> HandRunner:
+    attend = choose(device=torch.device("cpu"), dtype=torch.float32, head_dim=64)
+    return HandRunner(folder, attend, num_blocks=40)
+
+
+@pytest.fixture(scope="module")
+def question(folder: Path) -> list[int]:
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(QUESTION).ids
+
+
+@pytest.fixture(scope="module")
+def story(folder: Path) -> list[int]:
+    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(STORY).ids
+
+
+def test_a_cold_prompt_in_one_chunk_goes_on_as_in_transformers(
+    hand: HandRunner, folder: Path, question: list[int]
+) -> None:
+    assert hand.run(Stream(question, COUNT)) == [solo_greedy(folder, question, COUNT)]
+
+
+def test_prompts_in_chunks_of_1_7_and_16_beside_one_another_go_on_as_in_transformers(
+    hand: HandRunner, folder: Path, question: list[int], story: list[int]
+) -> None:
+    """While some of these sequences are still prefilled, others decode: every step is a ragged batch."""
+    drawn = hand.run(
+        Stream(question, COUNT, chunk=1),
+        Stream(question, COUNT, chunk=7, begins=3),
+        Stream(story, COUNT, chunk=16, begins=10),
+        Stream(question, COUNT, chunk=16, begins=20),
+    )
+    asked, told = solo_greedy(folder, question, COUNT), solo_greedy(folder, story, COUNT)
+    assert drawn == [asked, asked, told, asked]

@@ -1,0 +1,170 @@
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import models
+from tests.support import words
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return words.save_model(tmp_path / "words")
+
+
+def edit(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | fields))
+
+
+def write_weights(file: Path, **tensors: bytes) -> None:
+    """A safetensors file of byte tensors."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, content in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [end, end + len(content)]}
+        end += len(content)
+    raw = json.dumps(header).encode()
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + b"".join(tensors.values()))
+
+
+def digest(folder: Path) -> bytes:
+    return models.find(str(folder), folder.parent).model_digest
+
+
+def test_a_folder_is_described_by_its_files(folder: Path) -> None:
+    found = models.find(str(folder), folder.parent)
+    assert (found.name, found.path) == ("words", folder)
+    assert (found.max_model_tokens, found.vocab_size) == (words.MAX_MODEL_TOKENS, words.VOCAB_SIZE)
+    assert found.eos_token_ids == (words.EOS_TOKEN,)
+    assert found.tokenizer_digest == sha256((folder / "tokenizer.json").read_bytes()).digest()
+    assert len(found.model_digest) == 32
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"), [({"eos_token_id": [7, 9]}, (7, 9)), ({"eos_token_id": 7}, (7,)), ({}, (words.EOS_TOKEN,))]
+)
+def test_generation_config_says_what_ends_a_text_and_config_if_it_is_silent(
+    folder: Path, said: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    edit(folder / "generation_config.json", **said)
+    assert models.find(str(folder), folder.parent).eos_token_ids == ends
+
+
+def test_a_model_may_name_no_end(folder: Path) -> None:
+    edit(folder / "config.json", eos_token_id=None)
+    assert models.find(str(folder), folder.parent).eos_token_ids == ()
+
+
+def test_the_language_part_of_a_nested_config_counts(folder: Path) -> None:
+    nested = {"text_config": {"vocab_size": 77, "max_position_embeddings": 88, "eos_token_id": 5}}
+    (folder / "config.json").write_text(json.dumps(nested | {"vocab_size": 1}))
+    found = models.find(str(folder), folder.parent)
+    assert (found.vocab_size, found.max_model_tokens, found.eos_token_ids) == (77, 88, (5,))
+
+
+def test_the_digest_is_the_same_for_a_copy_and_another_for_any_change(folder: Path, tmp_path: Path) -> None:
+    """S6: a finetune has the shape, the size and the header of its parent, and other weights."""
+    weights = folder / "model.safetensors"
+    write_weights(weights, big=bytes(1_000_000), small=bytes(100))
+    seen = [digest(folder)]
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert digest(copy) == seen[0]
+
+    write_weights(weights, big=bytes(1_000_000), small=bytes(99) + b"\1")
+    seen.append(digest(folder))
+    write_weights(weights, big=b"\1" * 1_000_000, small=bytes(100))
+    seen.append(digest(folder))
+    write_weights(weights, big=bytes(1_000_000), tiny=bytes(100))
+    seen.append(digest(folder))
+    edit(folder / "config.json", rope_theta=2.0)
+    seen.append(digest(folder))
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_digest_reads_little_of_a_large_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_weights(folder / "model.safetensors", big=bytes(5_000_000))
+    sampled = sum(map(len, models._samples(folder / "model.safetensors")))  # pyright: ignore[reportPrivateUsage]
+    assert sampled < 20_000
+
+
+def test_the_index_names_the_files_of_a_sharded_model(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-2.safetensors")
+    write_weights(folder / "model-1.safetensors", a=bytes(8))
+    edit(folder / "model.safetensors.index.json", weight_map={"b": "model-2.safetensors", "a": "model-1.safetensors"})
+    assert [file.name for file in models.weight_files(folder)] == ["model-1.safetensors", "model-2.safetensors"]
+    whole = digest(folder)
+    write_weights(folder / "model-1.safetensors", a=b"\1" * 8)
+    assert digest(folder) != whole
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks model-1\.safetensors"):
+        models.weight_files(folder)
+
+
+@pytest.mark.parametrize("model", ["smollm2", "someone/something-1.5B"])
+def test_a_model_that_is_not_there_says_which_command_fetches_it(model: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"is not in {tmp_path}: run `octavo model fetch {model}`"):
+        models.find(model, tmp_path)
+
+
+def test_fetched_models_are_found_by_their_names(tmp_path: Path) -> None:
+    words.save_model(tmp_path / "smollm2")
+    words.save_model(tmp_path / "someone--something")
+    found = [models.find(name, tmp_path) for name in ("smollm2", "someone/something")]
+    assert [model.name for model in found] == ["smollm2", "someone/something"]
+    assert [model.path.name for model in found] == ["smollm2", "someone--something"]
+
+
+@pytest.mark.parametrize("model", ["", "nonsense", "a/b/c", "../up", "org/", "/nowhere/at/all", "http://x/y"])
+def test_what_is_no_name_of_a_model_is_refused(model: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is neither 'smollm2', nor a folder, nor a hub id"):
+        models.find(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", r"lacks config\.json"),
+        ("tokenizer.json", r"lacks tokenizer\.json"),
+        ("model.safetensors", r"holds no model\.safetensors; weights in other formats are not read"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_is_refused_with_its_name(folder: Path, missing: str, message: str) -> None:
+    (folder / missing).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"pickled")
+    with pytest.raises(FileNotFoundError, match=message):
+        models.find(str(folder), folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"{", "is not JSON"), (b"[1]", "holds no JSON object"), (b"{}", "says no max_position_embeddings")],
+)
+def test_a_config_that_cannot_be_understood_is_refused(folder: Path, content: bytes, message: str) -> None:
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        models.find(str(folder), folder.parent)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\2" + bytes(7) + b"{]"])
+def test_weights_that_are_no_safetensors_are_refused(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="is not a safetensors file"):
+        models.find(str(folder), folder.parent)
+
+
+def test_a_gguf_folder_is_converted_first_and_its_replacement_again(tmp_path: Path) -> None:
+    source, converted = tmp_path / "quantised", tmp_path / "models"
+    source.mkdir()
+    (source / "q4.gguf").write_bytes(b"GGUF")
+    place = models.location(str(source), converted)
+    assert place.parent == converted
+    assert place.name.startswith("quantised-")
+    (source / "q4.gguf").write_bytes(b"GGUF again")
+    assert models.location(str(source), converted) != place
+    (source / "q8.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match="holds 2 GGUF files, and one is wanted"):
+        models.location(str(source), converted)
