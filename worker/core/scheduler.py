@@ -27,17 +27,9 @@ from worker.core.admission import Doorkeeper
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
 from worker.core.sequence import GatewayKey, Request, Sequence
-from worker.core.step import Chunk, Draw, StepPlan, StepResult
+from worker.core.shares import Share, share_out
+from worker.core.step import Chunk, StepPlan, StepResult
 from worker.core.tables import Tables
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """Part of a step's budget."""
-
-    sequence: Sequence
-    count: int
-    """Tokens that it may compute, at most those that remain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ class _Branch:
 class _Asked:
     """What the exchange under way asks for."""
 
-    shares: list[_Share] = field(default_factory=list[_Share])
+    shares: list[Share] = field(default_factory=list[Share])
     children: list[Sequence] = field(default_factory=list[Sequence])
     attached: list[Sequence] = field(default_factory=list[Sequence])
 
@@ -114,14 +106,9 @@ class Scheduler:
     # ---- what the engine asks --------------------------------------------------------------------------------
 
     @property
-    def has_requests(self) -> bool:
-        """Whether anything waits or runs."""
-        return len(self._requests) > 0
-
-    @property
     def has_news(self) -> bool:
-        """Whether an exchange would do more than keep the lease."""
-        return self.has_requests or self._tables.untold
+        """Whether an exchange would do more than keep the lease: something waits, runs or is to be told."""
+        return len(self._requests) > 0 or self._tables.untold
 
     def load(self) -> WorkerLoad:
         """What is in hand. The counts of blocks are the manager's."""
@@ -141,9 +128,9 @@ class Scheduler:
     def plan(self, epoch: Epoch, step: int) -> Exchange:
         """The next exchange. Its grant must come to `granted`, or else the books are lost: `preempt_all`."""
         forks, children = self._fork()
-        running = self._share_budget()
+        running = share_out(self._lineup.running, self._max_step_tokens)
         left = self._max_step_tokens - sum(share.count for share in running)
-        entering = [_Share(*admitted) for admitted in self._door.admit(left)]
+        entering = [Share(*admitted) for admitted in self._door.admit(left)]
         attached = [share.sequence for share in entering]
         self._asked = _Asked([*running, *entering], children, attached)
         commits, finished = self._tables.take_untold()
@@ -224,25 +211,13 @@ class Scheduler:
         forks: list[Fork] = []
         children: list[Sequence] = []
         for branch in self._branches:
-            born = [child for child in branch.children if not child.ended]
-            if born:
+            if born := [child for child in branch.children if not child.ended]:
                 forks.append(Fork(branch.parent, tuple(child.id for child in born), reserve=1))
-            for child in born:
-                self._lineup.run(child)
-            children += born
+                children += born
+        for child in children:
+            self._lineup.run(child)
         self._branches = []
         return tuple(forks), children
-
-    def _share_budget(self) -> list[_Share]:
-        """Shares of the running sequences, oldest first; decodes were served before prefills."""
-        left = self._max_step_tokens
-        shares: list[_Share] = []
-        for sequence in sorted(self._lineup.running, key=lambda sequence: sequence.remaining > 1):
-            if left > 0:
-                count = min(sequence.remaining, left)
-                shares.append(_Share(sequence, count))
-                left -= count
-        return sorted(shares, key=lambda share: share.sequence.age)
 
     def _enter_books(self, grant: Grant, unmet: set[SequenceId]) -> None:
         """Follow the grant: who has a table now, and what is in it."""
@@ -282,7 +257,7 @@ class Scheduler:
     def _has_room_for_more(self) -> bool:
         """Whether prefix hits have left budget for more, and all who came in have stayed."""
         attached = self._asked.attached
-        computes = sum(min(share.count, share.sequence.remaining) for share in self._asked.shares)
+        computes = sum(share.computes for share in self._asked.shares)
         return (
             bool(attached)
             and all(sequence in self._tables for sequence in attached)
@@ -291,29 +266,12 @@ class Scheduler:
         )
 
     def _step_plan(self) -> StepPlan:
-        self._step = [
-            (share.sequence, self._chunk(share)) for share in self._asked.shares if share.sequence in self._tables
-        ]
+        self._step = [(share.sequence, share.chunk()) for share in self._asked.shares if share.sequence in self._tables]
         for sequence, _ in self._step:
             self._requests.count_prompt(sequence)
         if not self._step:
             return StepPlan(())
         return StepPlan(tuple(chunk for _, chunk in self._step), self._tables.take_copies())
-
-    def _chunk(self, share: _Share) -> Chunk:
-        """The share's tokens; behind the last known one, a draw for the sample and for each unborn one."""
-        sequence = share.sequence
-        start, known = sequence.computed, len(sequence.tokens)
-        end = min(start + share.count, known)
-        samples = range(sequence.sample, sequence.sample + sequence.width) if end == known else ()
-        sampling = sequence.request.submission.sampling
-        return Chunk(
-            sequence=sequence.id,
-            start=start,
-            tokens=tuple(sequence.tokens[start:end]),
-            table=sequence.table,
-            draws=tuple(Draw(sampling, sample, known) for sample in samples),
-        )
 
     # ---- ends ------------------------------------------------------------------------------------------------
 

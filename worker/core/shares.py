@@ -1,0 +1,46 @@
+"""Who may compute how much in a step, and the chunk that comes of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.core.sequence import Sequence
+from worker.core.step import Chunk, Draw
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of a step's budget."""
+
+    sequence: Sequence
+    count: int
+    """Tokens that it may compute, and for which positions are reserved."""
+
+    @property
+    def computes(self) -> int:
+        """Tokens that it will compute: a prefix hit may have left fewer than were foreseen."""
+        return min(self.count, self.sequence.remaining)
+
+    def chunk(self) -> Chunk:
+        """The tokens; behind the last known one, a draw for the sample and for each that will be born of it."""
+        sequence = self.sequence
+        start, known = sequence.computed, len(sequence.tokens)
+        end = start + self.computes
+        samples = range(sequence.sample, sequence.sample + sequence.width) if end == known else ()
+        sampling = sequence.request.submission.sampling
+        return Chunk(
+            sequence=sequence.id,
+            start=start,
+            tokens=tuple(sequence.tokens[start:end]),
+            table=sequence.table,
+            draws=tuple(Draw(sampling, sample, known) for sample in samples),
+        )
+
+
+def share_out(running: Iterable[Sequence], budget: int) -> list[Share]:
+    """Shares of the running sequences, oldest first. Decodes are served before prefills, the oldest before others."""
+    shares: list[Share] = []
+    for sequence in sorted(running, key=lambda sequence: (sequence.remaining > 1, sequence.age)):
+        if budget > 0:
+            shares.append(Share(sequence, min(sequence.remaining, budget)))
+            budget -= shares[-1].count
+    return sorted(shares, key=lambda share: share.sequence.age)
