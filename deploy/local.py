@@ -25,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import octavo
 from deploy.process import LOOPBACK, OnLine, Process, StartFailed, how_it_ended, log_event
-from deploy.redis_binary import redis_server_path
+from deploy.redis_binary import redis_command
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -253,6 +253,8 @@ def _environment(env: Mapping[str, str], workers: int) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in {f"OCTAVO_{own}" for own in _OURS}}
     return {
         "OCTAVO_THREADS": str(max(1, cores // workers)),
+        "OCTAVO_LOOKUP_SECONDS": "0.05",  # the models take all cores here, so an answer may lie unread for a while
+        "GRPC_VERBOSITY": "NONE",  # gRPC's own lines are no JSON, and say what our events say
         **inherited,
         "PYTHONPATH": str(Path(octavo.__file__).parent.parent),
         "PYTHONUNBUFFERED": "1",
@@ -272,11 +274,7 @@ def _redis(on_line: OnLine | None) -> Process:
     then a failed start.
     """
     port = _free_port()
-    command = [
-        str(redis_server_path()),
-        *("--port", str(port), "--bind", LOOPBACK, "--dir", "/"),
-        *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"),
-    ]
+    command = redis_command(port)
     return Process(
         "redis",
         lambda _: command,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.core.fleet import Fleet, WorkerEpoch
 from gateway.tokenizer import Tokenizer
-from octavo.errors import Draining, UnknownModel
+from octavo.errors import Draining, NoWorker, UnknownModel
 from octavo.records import FleetUpdate, WorkerInfo
 
 log = logging.getLogger("octavo.gateway")
@@ -71,12 +71,12 @@ class Catalogue:
         """The workers that take new requests for a model, at least one.
 
         Raises:
-            UnknownModel: nobody serves it.
+            NoWorker: nobody serves it just now.
             Draining: everybody who serves it is about to leave.
         """
         serving = self._serving(model)
         if not serving:
-            raise UnknownModel(f"model: no worker serves {model.name!r} now; there are: {self._names()}")
+            raise NoWorker(f"model: no worker serves {model.name!r} now; there are: {self._names()}")
         taking = [worker for worker in serving if not worker.draining]
         if not taking:
             raise Draining(f"all {len(serving)} workers of {model.name} finish what they have and take nothing new")

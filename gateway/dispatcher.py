@@ -145,7 +145,8 @@ class Dispatcher:
 
         Raises:
             InvalidRequest: the request cannot be served as it is.
-            UnknownModel: no worker serves the model.
+            UnknownModel: there is no such model.
+            NoWorker: nobody serves it just now.
             QueueFull: too many requests wait, or this one waited too long.
             Draining: the gateway, or every worker of the model, takes nothing new.
             WorkerLost: the worker is gone, after the first token or together with every other one.

@@ -71,7 +71,8 @@ class Intake:
 
         Raises:
             InvalidRequest: the request cannot be served as it is.
-            UnknownModel: no worker serves the model.
+            UnknownModel: there is no such model.
+            NoWorker: nobody serves it just now.
             Draining: every worker of the model is about to leave.
         """
         check_request(request, self._limits)

@@ -4,7 +4,8 @@
     ├── InvalidRequest          the caller must change it
     ├── UnknownSequence         the caller may forget it
     ├── UnknownWorker           no such worker in the fleet
-    ├── UnknownModel            nobody serves a model of this name
+    ├── UnknownModel            there is no model of this name
+    ├── NoWorker                nobody serves the model just now
     ├── Overloaded              the caller may wait, or preempt and retry
     │   ├── PoolExhausted       too few blocks
     │   └── QueueFull           too many requests wait
@@ -34,7 +35,11 @@ class UnknownWorker(OctavoError):
 
 
 class UnknownModel(OctavoError):
-    """No worker serves a model of this name."""
+    """There is no model of this name."""
+
+
+class NoWorker(OctavoError):
+    """The model is known, and no worker serves it just now: one may come, or come back."""
 
 
 class Overloaded(OctavoError):

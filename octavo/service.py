@@ -59,6 +59,10 @@ def open_channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
+class CannotListen(OSError):
+    """The address is taken, or none of this machine's."""
+
+
 class Service:
     """One gRPC server of this process.
 
@@ -77,12 +81,12 @@ class Service:
         self.port = 0
 
     async def start(self, *, ready: bool = True) -> int:
-        """Bind and serve; returns the port. Raises OSError when the address is taken or unknown."""
+        """Bind and serve; returns the port. Raises CannotListen when the address is taken or unknown."""
         host, wanted = split_address(self._listen)
         try:
             self.port = self.server.add_insecure_port(f"{host}:{wanted}")
         except RuntimeError as error:
-            raise OSError(f"cannot listen on {self._listen}") from error
+            raise CannotListen(f"cannot listen on {self._listen}") from error
         await self.server.start()
         await self.set_ready(ready)
         loop = asyncio.get_running_loop()
@@ -110,8 +114,12 @@ class Service:
 
 
 def run(main: Coroutine[None, None, None]) -> None:
-    """Run a service's main coroutine to its end, on uvloop."""
-    uvloop.run(main)
+    """Run a service's main coroutine to its end, on uvloop. A port that is taken is said in one line, with exit 1."""
+    try:
+        uvloop.run(main)
+    except CannotListen as error:
+        log.error("cannot_serve", extra={"reason": str(error)})
+        sys.exit(1)
 
 
 def probe(address: str, timeout_seconds: float = 2.0) -> bool:

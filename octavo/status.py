@@ -29,10 +29,12 @@ Context = Any
 """grpc.aio.ServicerContext, which is generic for type checkers and not when it runs."""
 
 STATUS_OF: dict[type[errors.OctavoError], grpc.StatusCode] = {
+    errors.OctavoError: grpc.StatusCode.INTERNAL,  # a peer's failure, or a class that this version does not know
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownSequence: grpc.StatusCode.NOT_FOUND,
     errors.UnknownWorker: grpc.StatusCode.NOT_FOUND,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
+    errors.NoWorker: grpc.StatusCode.UNAVAILABLE,
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -128,7 +128,7 @@ async def test_an_unknown_model_is_not_found_and_those_there_are_are_named(front
     assert refused.value.details() == "model: 'gpt-17'; there are: words"
 
 
-async def test_a_model_that_no_worker_serves_is_not_found(tmp_path: Path) -> None:
+async def test_a_model_that_no_worker_serves_just_now_is_unavailable(tmp_path: Path) -> None:
     async with fake_fleet() as fleet:
         await fleet.add("stranger", words_pool(tokenizer_digest=b"?" * 32))
         await fleet.add("other", words_pool(model="verses"))
@@ -137,7 +137,7 @@ async def test_a_model_that_no_worker_serves_is_not_found(tmp_path: Path) -> Non
                 async for _ in front.stub.Generate(text(), timeout=20):
                     pass
 
-    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert refused.value.details() == "model: no worker serves 'words' now; there are: none"
 
 
