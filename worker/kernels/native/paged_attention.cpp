@@ -78,8 +78,6 @@ inline Floats load(const BFloat16* from) {
 
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
-inline float to_float(float x) { return x; }
-
 inline float to_float(BFloat16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float value;
@@ -87,14 +85,12 @@ inline float to_float(BFloat16 x) {
   return value;
 }
 
-inline void put(float* to, float x) { *to = x; }
-
 // Rounds to nearest, ties to even; a NaN stays one, which the rounding alone would not promise.
-inline void put(BFloat16* to, float x) {
+inline BFloat16 to_bfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-  to->bits = static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40);
+  return {static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40)};
 }
 
 template <int... kLane>
@@ -122,6 +118,12 @@ inline Floats exp2_of(Floats x) {
   Floats power;
   std::memcpy(&power, &bits, sizeof power);
   return x < low ? Floats{} : p * power;
+}
+
+inline Ints lane_numbers() {
+  Ints lanes;
+  for (int i = 0; i < kWidth; i++) lanes[i] = i;
+  return lanes;
 }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
@@ -221,16 +223,41 @@ struct alignas(64) Line {
 
 inline size_t lines(size_t floats) { return (floats + 15) / 16; }
 
-template <typename Q, typename KV>
+// Queries and results: float32 or bfloat16. Told apart at run time, since only whole rows are ever read or written.
+struct Rows {
+  void* data;
+  bool is_bfloat16;
+
+  void read(int64_t at, int count, float factor, float* to, int step) const {
+    if (is_bfloat16) {
+      const BFloat16* from = static_cast<const BFloat16*>(data) + at;
+      for (int i = 0; i < count; i++) to[i * step] = to_float(from[i]) * factor;
+    } else {
+      const float* from = static_cast<const float*>(data) + at;
+      for (int i = 0; i < count; i++) to[i * step] = from[i] * factor;
+    }
+  }
+  void write(int64_t at, int count, const float* from, int step, float divisor) const {
+    if (is_bfloat16) {
+      BFloat16* to = static_cast<BFloat16*>(data) + at;
+      for (int i = 0; i < count; i++) to[i] = to_bfloat16(from[i * step] / divisor);
+    } else {
+      float* to = static_cast<float*>(data) + at;
+      for (int i = 0; i < count; i++) to[i] = from[i * step] / divisor;
+    }
+  }
+};
+
+template <typename KV>
 struct Call {
-  const Q* q;
+  Rows q;
   int64_t q_token_stride, q_head_stride;
   Pool<KV> k, v;
   const int32_t* tables;  // [B, M], rows `table_stride` apart
   int64_t table_stride;
   const int32_t* lengths;
   const int32_t* query_starts;
-  Q* out;  // [T, Hq, D], contiguous
+  Rows out;  // [T, Hq, D], contiguous
   int sequences, heads, kv_heads, dim, block_size;
   float scale;  // of the scores, in powers of two: what the caller gave, times log2(e)
   Threads threads;
@@ -239,21 +266,20 @@ struct Call {
   int queries(int b) const { return query_starts[b + 1] - query_starts[b]; }
   const int32_t* table(int b) const { return tables + b * table_stride; }
 
-  // The query of row `row` of a sequence's KV head: rows are (query, head of the group), heads fastest.
-  const Q* query(int b, int kv_head, int row) const {
-    const int64_t token = query_starts[b] + row / group();
-    return q + token * q_token_stride + (kv_head * group() + row % group()) * q_head_stride;
+  // The rows of a sequence's KV head are (query, head of the group), heads fastest. Elements go `step` floats apart.
+  void read_query(int b, int kv_head, int row, float* to, int step) const {
+    const int64_t token = query_starts[b] + row / group(), head = kv_head * group() + row % group();
+    q.read(token * q_token_stride + head * q_head_stride, dim, scale, to, step);
   }
-  Q* result(int b, int kv_head, int row) const {
-    const int64_t token = query_starts[b] + row / group();
-    return out + (token * heads + kv_head * group() + row % group()) * dim;
+  void write_result(int b, int kv_head, int row, const float* from, int step, float divisor) const {
+    const int64_t token = query_starts[b] + row / group(), head = kv_head * group() + row % group();
+    out.write((token * heads + head) * dim, dim, from, step, divisor);
   }
 };
 
 // ---- decode: rows of one query, straight from the pool ---------------------------------------------------------------
 
-constexpr int kSpan = 256;     // positions that one piece of work takes; a fixed cut, see the invariants
-constexpr int kRowsAtOnce = 4;  // rows of a group that share one pass over K and V in registers
+constexpr int kSpan = 256;  // positions that one piece of work takes; a fixed cut, see the invariants
 
 // The running softmax of one row: kWidth sums that are added up at the end, and the largest score in every lane.
 struct Row {
@@ -267,8 +293,8 @@ struct Tile {
   int count;
 };
 
-template <typename Q, typename KV>
-inline Tile<KV> tile_at(const Call<Q, KV>& call, const int32_t* table, int kv_head, int position, int end) {
+template <typename KV>
+inline Tile<KV> tile_at(const Call<KV>& call, const int32_t* table, int kv_head, int position, int end) {
   const int32_t block = table[position / call.block_size];
   const int offset = position % call.block_size;
   const int count = std::min({kWidth, call.block_size - offset, end - position});
@@ -281,16 +307,25 @@ inline void prefetch(const KV* row, int dim) {
   for (size_t at = 0; at < dim * sizeof(KV); at += 64) __builtin_prefetch(bytes + at);
 }
 
-// Scores of kRows rows at the tile's positions: scores[r] holds one position a lane. Prefetches the next tile's K.
-template <int kRows, int kDim, typename KV>
-inline void score(const float* q, const Tile<KV>& tile, const Tile<KV>& next, int64_t stride, int dim_, Floats* scores) {
-  const int dim = kDim ? kDim : dim_;
-  Floats partial[kRows][kWidth] = {};
-  for (int t = 0; t < tile.count; t++) {
-    prefetch(next.k + t * stride, dim);
+// The loops below are compiled once for a full tile, whose length the compiler then knows, and once for any other.
+template <bool kFull, typename KV>
+inline int positions_of(const Tile<KV>& tile) {
+  return kFull ? kWidth : tile.count;
+}
+
+// Scores of kRows rows at the tile's positions, one position a lane. Asks for the next tile's K and V on the way: the
+// memory is busy while the arithmetic runs.
+template <int kRows, int kDim, bool kFull, typename KV>
+inline void score(const Call<KV>& call, const float* q, const Tile<KV>& tile, const Tile<KV>& next, Floats* scores) {
+  const int dim = kDim ? kDim : call.dim;
+  Floats partial[kRows][kWidth];
+  if (!kFull) std::memset(partial, 0, sizeof partial);
+  for (int t = 0; t < positions_of<kFull>(tile); t++) {
+    prefetch(next.k + t * call.k.slot_stride, dim);
+    prefetch(next.v + t * call.v.slot_stride, dim);
     Floats sum[kRows] = {};
     for (int d = 0; d < dim; d += kWidth) {
-      const Floats k = load(tile.k + t * stride + d);
+      const Floats k = load(tile.k + t * call.k.slot_stride + d);
       for (int r = 0; r < kRows; r++) sum[r] += load(q + r * dim + d) * k;
     }
     for (int r = 0; r < kRows; r++) partial[r][t] = sum[r];
@@ -298,48 +333,59 @@ inline void score(const float* q, const Tile<KV>& tile, const Tile<KV>& next, in
   for (int r = 0; r < kRows; r++) scores[r] = sum_each(partial[r]);
 }
 
-// out[r] = fade[r] * out[r] + sum over the tile of weight * V. Prefetches the next tile's V.
+// kCols vectors of kRows rows of out[r] = fade[r] * out[r] + sum over the tile of weight * V; `v` and `out` begin there.
 template <int kRows, int kCols, typename KV>
-inline void accumulate(const float (*weights)[kWidth], const Floats* fade, const Tile<KV>& tile, int64_t stride, int dim,
-                       int d, float* out) {
+inline void accumulate(const float (*weights)[kWidth], const Floats* fade, const KV* v, int64_t slot_stride, int count,
+                       float* out, int dim) {
   Floats sum[kRows][kCols];
   for (int r = 0; r < kRows; r++)
-    for (int c = 0; c < kCols; c++) sum[r][c] = load(out + r * dim + d + c * kWidth) * fade[r];
-  for (int t = 0; t < tile.count; t++) {
+    for (int c = 0; c < kCols; c++) sum[r][c] = load(out + r * dim + c * kWidth) * fade[r];
+  for (int t = 0; t < count; t++) {
     for (int c = 0; c < kCols; c++) {
-      const Floats v = load(tile.v + t * stride + d + c * kWidth);
-      for (int r = 0; r < kRows; r++) sum[r][c] += weights[r][t] * v;
+      const Floats value = load(v + t * slot_stride + c * kWidth);
+      for (int r = 0; r < kRows; r++) sum[r][c] += weights[r][t] * value;
     }
   }
   for (int r = 0; r < kRows; r++)
-    for (int c = 0; c < kCols; c++) store(out + r * dim + d + c * kWidth, sum[r][c]);
+    for (int c = 0; c < kCols; c++) store(out + r * dim + c * kWidth, sum[r][c]);
 }
 
-// One tile of online softmax for kRows rows. `rows`, `q` and `out` begin at the first of them.
-template <int kRows, int kDim, typename Q, typename KV>
-inline void decode_tile(const Call<Q, KV>& call, const float* q, const Tile<KV>& tile, const Tile<KV>& next, Row* rows,
+// One tile of online softmax for kRows rows; `q`, `rows` and `out` begin at the first of them.
+template <int kRows, int kDim, bool kFull, typename KV>
+inline void decode_rows(const Call<KV>& call, const float* q, const Tile<KV>& tile, const Tile<KV>& next, Row* rows,
                         float* out) {
-  const int dim = kDim ? kDim : call.dim;
+  const int dim = kDim ? kDim : call.dim, count = positions_of<kFull>(tile);
   Floats scores[kRows], fade[kRows];
   float weights[kRows][kWidth];
-  score<kRows, kDim>(q, tile, next, call.k.slot_stride, dim, scores);
+  score<kRows, kDim, kFull>(call, q, tile, next, scores);
   for (int r = 0; r < kRows; r++) {
-    if (tile.count < kWidth) {
-      Ints lane;
-      for (int i = 0; i < kWidth; i++) lane[i] = i;
-      scores[r] = lane < tile.count ? scores[r] : splat(kNothing);
-    }
+    if (!kFull) scores[r] = lane_numbers() < count ? scores[r] : splat(kNothing);
     const Floats peak = larger(largest_lane(scores[r]), rows[r].peak);
     const Floats weight = exp2_of(scores[r] - peak);
     fade[r] = exp2_of(rows[r].peak - peak);
     rows[r] = {peak, rows[r].total * fade[r] + weight};
     store(weights[r], weight);
   }
-  for (int t = 0; t < next.count; t++) prefetch(next.v + t * call.v.slot_stride, dim);
   int d = 0;
   for (; d + kColumns * kWidth <= dim; d += kColumns * kWidth)
-    accumulate<kRows, kColumns>(weights, fade, tile, call.v.slot_stride, dim, d, out);
-  for (; d < dim; d += kWidth) accumulate<kRows, 1>(weights, fade, tile, call.v.slot_stride, dim, d, out);
+    accumulate<kRows, kColumns>(weights, fade, tile.v + d, call.v.slot_stride, count, out + d, dim);
+  for (; d < dim; d += kWidth)
+    accumulate<kRows, 1>(weights, fade, tile.v + d, call.v.slot_stride, count, out + d, dim);
+}
+
+// One tile for all rows of the group.
+template <int kDim, bool kFull, typename KV>
+inline void decode_tile(const Call<KV>& call, const float* q, const Tile<KV>& tile, const Tile<KV>& next, Row* rows,
+                        float* out) {
+  const int dim = kDim ? kDim : call.dim;
+  for (int left = call.group(); left > 0; left -= 4, q += 4 * dim, rows += 4, out += 4 * dim) {
+    switch (left) {
+      case 1: decode_rows<1, kDim, kFull>(call, q, tile, next, rows, out); break;
+      case 2: decode_rows<2, kDim, kFull>(call, q, tile, next, rows, out); break;
+      case 3: decode_rows<3, kDim, kFull>(call, q, tile, next, rows, out); break;
+      default: decode_rows<4, kDim, kFull>(call, q, tile, next, rows, out);
+    }
+  }
 }
 
 // What a span of positions came to, for the G rows of one KV head: merged with the other spans afterwards.
@@ -352,14 +398,11 @@ struct Partial {
   float* out;           // [G, D], not yet divided by the total
 };
 
-template <int kDim, typename Q, typename KV>
-void decode(const Call<Q, KV>& call, const Span& span, const Partial& partial, Line* scratch) {
+template <int kDim, typename KV>
+void decode(const Call<KV>& call, const Span& span, const Partial& partial, Line* scratch) {
   const int group = call.group(), dim = kDim ? kDim : call.dim;
   float* q = scratch->floats;
-  for (int r = 0; r < group; r++) {
-    const Q* from = call.query(span.sequence, span.kv_head, r);
-    for (int d = 0; d < dim; d++) q[r * dim + d] = to_float(from[d]) * call.scale;
-  }
+  for (int r = 0; r < group; r++) call.read_query(span.sequence, span.kv_head, r, q + r * dim, 1);
   Row* rows = reinterpret_cast<Row*>(scratch + lines(static_cast<size_t>(group) * dim));
   for (int r = 0; r < group; r++) rows[r] = {splat(kNothing), Floats{}};
   std::fill_n(partial.out, static_cast<size_t>(group) * dim, 0.0f);
@@ -369,14 +412,10 @@ void decode(const Call<Q, KV>& call, const Span& span, const Partial& partial, L
   for (int position = span.begin; position < span.end; tile = next) {
     position += tile.count;
     next = position < span.end ? tile_at(call, table, span.kv_head, position, span.end) : tile;
-    for (int r = 0; r < group; r += kRowsAtOnce) {
-      float* out = partial.out + r * dim;
-      switch (std::min(kRowsAtOnce, group - r)) {
-        case 1: decode_tile<1, kDim>(call, q + r * dim, tile, next, rows + r, out); break;
-        case 2: decode_tile<2, kDim>(call, q + r * dim, tile, next, rows + r, out); break;
-        case 3: decode_tile<3, kDim>(call, q + r * dim, tile, next, rows + r, out); break;
-        default: decode_tile<4, kDim>(call, q + r * dim, tile, next, rows + r, out);
-      }
+    if (tile.count == kWidth) {
+      decode_tile<kDim, true>(call, q, tile, next, rows, partial.out);
+    } else {
+      decode_tile<kDim, false>(call, q, tile, next, rows, partial.out);
     }
   }
   for (int r = 0; r < group; r++) {
@@ -386,8 +425,8 @@ void decode(const Call<Q, KV>& call, const Span& span, const Partial& partial, L
 }
 
 // Joins the spans of one sequence's KV head, in the order of positions.
-template <typename Q, typename KV>
-void merge(const Call<Q, KV>& call, const Span* spans, const Partial* partials, int count, Line* scratch) {
+template <typename KV>
+void merge(const Call<KV>& call, const Span* spans, const Partial* partials, int count, Line* scratch) {
   const int dim = call.dim;
   float* sum = scratch->floats;
   for (int r = 0; r < call.group(); r++) {
@@ -399,8 +438,7 @@ void merge(const Call<Q, KV>& call, const Span* spans, const Partial* partials, 
       total += weight * partials[i].total[r];
       for (int d = 0; d < dim; d++) sum[d] += weight * partials[i].out[r * dim + d];
     }
-    Q* to = call.result(spans->sequence, spans->kv_head, r);
-    for (int d = 0; d < dim; d++) put(to + d, sum[d] / total);
+    call.write_result(spans->sequence, spans->kv_head, r, sum, 1, total);
   }
 }
 
@@ -468,8 +506,8 @@ struct Bench {
 };
 
 // Copies positions [begin, begin + count) of one KV head out of their blocks.
-template <typename Q, typename KV>
-void gather(const Call<Q, KV>& call, const Chunk& chunk, int begin, int count, const Bench& bench) {
+template <typename KV>
+void gather(const Call<KV>& call, const Chunk& chunk, int begin, int count, const Bench& bench) {
   const int dim = call.dim;
   const int32_t* table = call.table(chunk.sequence);
   for (int i = 0; i < count;) {
@@ -513,8 +551,8 @@ void soften(const Bench& bench, int begin, int count, int lanes, int dim) {
   }
 }
 
-template <typename Q, typename KV>
-void attend_chunk(const Call<Q, KV>& call, const Chunk& chunk, Line* scratch) {
+template <typename KV>
+void attend_chunk(const Call<KV>& call, const Chunk& chunk, Line* scratch) {
   const int dim = call.dim, group = call.group(), queries = call.queries(chunk.sequence);
   const int rows = std::min(kLanes, queries * group - chunk.first_row);
   const int lanes = (rows + kWidth - 1) / kWidth * kWidth;
@@ -522,8 +560,7 @@ void attend_chunk(const Call<Q, KV>& call, const Chunk& chunk, Line* scratch) {
   const Bench bench(scratch, dim);
   for (int lane = 0; lane < lanes; lane++) {
     const int row = chunk.first_row + std::min(lane, rows - 1);  // lanes left over repeat the last row, unread
-    const Q* from = call.query(chunk.sequence, chunk.kv_head, row);
-    for (int d = 0; d < dim; d++) bench.q[d * kLanes + lane] = to_float(from[d]) * call.scale;
+    call.read_query(chunk.sequence, chunk.kv_head, row, bench.q + lane, kLanes);
     bench.visible[lane] = history + row / group + 1;
     bench.peak[lane] = kNothing;
     bench.total[lane] = 0.0f;
@@ -541,16 +578,15 @@ void attend_chunk(const Call<Q, KV>& call, const Chunk& chunk, Line* scratch) {
     add_product(bench.v, 1, dim, bench.scores, bench.out, dim, lanes, count);
   }
   for (int lane = 0; lane < rows; lane++) {
-    Q* to = call.result(chunk.sequence, chunk.kv_head, chunk.first_row + lane);
-    for (int d = 0; d < dim; d++) put(to + d, bench.out[d * kLanes + lane] / bench.total[lane]);
+    call.write_result(chunk.sequence, chunk.kv_head, chunk.first_row + lane, bench.out + lane, kLanes, bench.total[lane]);
   }
 }
 
 // ---- one batch -----------------------------------------------------------------------------------------------------
 
 // Everything that a pointer is made of, before any of it is followed.
-template <typename Q, typename KV>
-bool sound(const Call<Q, KV>& call, int tokens, int num_blocks, int table_width) {
+template <typename KV>
+bool sound(const Call<KV>& call, int tokens, int num_blocks, int table_width) {
   if (call.query_starts[0] != 0 || call.query_starts[call.sequences] != tokens) return false;
   for (int b = 0; b < call.sequences; b++) {
     const int length = call.lengths[b];
@@ -570,8 +606,8 @@ struct Work {
   std::vector<int> first_span;  // of each (sequence, KV head) that decodes, and the number of spans at the end
 };
 
-template <typename Q, typename KV>
-Work plan(const Call<Q, KV>& call) {
+template <typename KV>
+Work plan(const Call<KV>& call) {
   Work work;
   for (int b = 0; b < call.sequences; b++) {
     for (int h = 0; h < call.kv_heads; h++) {
@@ -590,8 +626,8 @@ Work plan(const Call<Q, KV>& call) {
   return work;
 }
 
-template <int kDim, typename Q, typename KV>
-void attend(const Call<Q, KV>& call) {
+template <int kDim, typename KV>
+void attend(const Call<KV>& call) {
   const Work work = plan(call);
   const size_t group = call.group(), dim = call.dim;
   const size_t partial_lines = 2 * lines(group) + lines(group * dim);
@@ -628,7 +664,8 @@ void attend(const Call<Q, KV>& call) {
 
 // Kept in step with `_Arguments` in native.py. Strides in elements.
 struct OctavoAttention {
-  const void *q, *k_pool, *v_pool;
+  void* q;  // read only
+  const void *k_pool, *v_pool;
   const int32_t *tables, *lengths, *query_starts;
   void* out;
   int64_t q_strides[2];       // token, head
@@ -644,14 +681,14 @@ struct OctavoAttention {
 
 enum Outcome : int { kDone = 0, kUnsoundBatch = 1, kOutOfMemory = 2 };
 
-template <typename Q, typename KV>
+template <typename KV>
 static Outcome attend_as(const OctavoAttention& a) {
   constexpr float kLog2E = 1.44269504f;
-  const Call<Q, KV> call{
-      static_cast<const Q*>(a.q), a.q_strides[0], a.q_strides[1],
+  const Call<KV> call{
+      {a.q, a.q_is_bfloat16 != 0}, a.q_strides[0], a.q_strides[1],
       {static_cast<const KV*>(a.k_pool), a.k_strides[0], a.k_strides[1], a.k_strides[2]},
       {static_cast<const KV*>(a.v_pool), a.v_strides[0], a.v_strides[1], a.v_strides[2]},
-      a.tables, a.table_stride, a.lengths, a.query_starts, static_cast<Q*>(a.out),
+      a.tables, a.table_stride, a.lengths, a.query_starts, {a.out, a.q_is_bfloat16 != 0},
       a.sequences, a.heads, a.kv_heads, a.dim, a.block_size, a.scale * kLog2E,
       {a.parallel, std::max(1, a.threads)}};
   if (!sound(call, a.tokens, a.num_blocks, a.table_width)) return kUnsoundBatch;
@@ -666,9 +703,7 @@ static Outcome attend_as(const OctavoAttention& a) {
 // Head sizes: multiples of 16 (the caller checks). Returns an Outcome; nothing was written unless it is kDone.
 extern "C" int octavo_paged_attention(const OctavoAttention* arguments) {
   try {
-    const OctavoAttention& a = *arguments;
-    if (a.q_is_bfloat16) return a.kv_is_bfloat16 ? attend_as<BFloat16, BFloat16>(a) : attend_as<BFloat16, float>(a);
-    return a.kv_is_bfloat16 ? attend_as<float, BFloat16>(a) : attend_as<float, float>(a);
+    return arguments->kv_is_bfloat16 ? attend_as<BFloat16>(*arguments) : attend_as<float>(*arguments);
   } catch (const std::bad_alloc&) {
     return kOutOfMemory;
   }
