@@ -1,0 +1,184 @@
+"""A real model behind the worker: greedy texts are those of plain transformers, whatever the pool goes through."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from octavo import models
+from octavo.records import FinishReason, PoolSpec, SamplingParams, Submission
+from tests.support import tiny_model
+from tests.support.oracle import solo_greedy
+from tests.support.scheduling import submission
+from tests.support.worker_service import (
+    GatewayStandIn,
+    ManagerProcess,
+    WorkerService,
+    attend,
+    manager_process,
+    until,
+    worker_service,
+)
+from worker.runner import Runner, RunnerOptions, open_runner
+
+SIZE = 16
+"""Positions of a block."""
+GREEDY = SamplingParams()
+FOUR = SamplingParams(temperature=0.8, seed=11)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+class Stack:
+    """Manager, worker and one gateway."""
+
+    def __init__(self, folder: Path, manager: ManagerProcess, worker: WorkerService) -> None:
+        self.folder = folder
+        self.manager = manager
+        self.worker = worker
+        self.gateway: GatewayStandIn = worker.gateway()
+
+    async def serve(self, *requests: Submission) -> None:
+        """Submit all at once and hear them to their ends."""
+        for request in requests:
+            await self.gateway.submit(request)
+        await self.gateway.until_ended(*requests)
+
+    def text(self, request: Submission, sample: int = 0) -> list[int]:
+        return self.gateway.heard.of(request.request).tokens[sample]
+
+    def assert_greedy(self, *requests: Submission) -> None:
+        for request in requests:
+            assert self.text(request) == solo_greedy(self.folder, request.prompt, request.max_tokens)
+
+    async def until_at_rest(self) -> None:
+        await until(lambda: self.manager.audit().held_blocks == 0)
+        audit = self.manager.audit()
+        assert audit.violation == ""
+        assert audit.free_blocks + audit.cached_blocks == audit.num_blocks
+
+
+@asynccontextmanager
+async def stack(folder: Path, *, blocks: int, **limits: int) -> AsyncGenerator[Stack]:
+    """The model on a pool of so many blocks."""
+    shape = open_tiny(folder, kv_memory_bytes=1 << 20)[0].pool.shape
+    runner, pool = open_tiny(folder, kv_memory_bytes=blocks * shape.bytes_per_block)
+    assert pool.num_blocks == blocks
+    async with manager_process() as manager, worker_service(pool, runner, attend(manager), **limits) as worker:
+        yield Stack(folder, manager, worker)
+
+
+def open_tiny(folder: Path, kv_memory_bytes: int) -> tuple[Runner, PoolSpec]:
+    options = RunnerOptions(kv_memory_bytes=kv_memory_bytes, block_size=SIZE, dtype="float32", threads=1)
+    return open_runner(models.find(str(folder), folder.parent), options)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return Random(seed).choices(range(3, tiny_model.VOCAB_SIZE), k=length)
+
+
+async def test_a_hit_a_batch_with_strangers_and_a_chunked_prefill_say_what_a_cold_run_says(folder: Path):
+    """S1: 5 blocks and 3 tokens; cached 0, 5 blocks, 5 blocks."""
+    async with stack(folder, blocks=256, max_step_tokens=32) as serving:
+        tokens = prompt(0, 5 * SIZE + 3)
+        cold, warm, among = (submission(number, tokens, 64) for number in range(3))
+        strangers = [submission(10 + number, prompt(10 + number, 20 + number), 40) for number in range(7)]
+        await serving.serve(cold)
+        await serving.serve(warm)
+        await serving.serve(among, *strangers)
+        serving.assert_greedy(cold, warm, among, *strangers)
+        cached = [serving.gateway.heard.of(request.request).cached_tokens for request in (cold, warm, among)]
+        assert cached == [0, 5 * SIZE, 5 * SIZE]
+        await serving.until_at_rest()
+
+
+async def test_preemption_changes_no_text(folder: Path):
+    """S18, S19 and S23 with a real model: six requests on a pool that holds two."""
+    async with stack(folder, blocks=12) as serving:
+        wanted = [submission(number, prompt(number, 2 * SIZE + number), 3 * SIZE) for number in range(6)]
+        await serving.serve(*wanted)
+        serving.assert_greedy(*wanted)
+        load = serving.worker.scheduler.load()
+        assert load.preemptions > 0
+        assert (load.cached_tokens, load.prompt_tokens) == (0, sum(len(request.prompt) for request in wanted))
+        await serving.until_at_rest()
+
+
+@pytest.mark.parametrize("blocks", [64, 7])
+async def test_forked_samples_are_four_runs_and_the_first_may_end_before_the_others(folder: Path, blocks: int):
+    """S10, S28: a prompt of two blocks and 5, and four samples; with 7 blocks there is no room for the forks."""
+    async with stack(folder, blocks=blocks) as serving:
+        tokens = prompt(1, 2 * SIZE + 5)
+        greedy, sampled = (submission(n, tokens, 30, samples=4, sampling=how) for n, how in ((1, GREEDY), (2, FOUR)))
+        await serving.serve(greedy)
+        await serving.serve(sampled)
+        for sample in range(4):
+            assert serving.text(greedy, sample) == solo_greedy(serving.folder, tokens, 30)
+        first, *others = (serving.text(sampled, sample) for sample in range(4))
+        stop = next(token for token in first if not any(token in other for other in others))
+        shortened = submission(3, tokens, 30, samples=4, sampling=FOUR, stop_tokens=frozenset({stop}))
+        await serving.serve(shortened)
+        assert serving.gateway.heard.of(3).tokens.get(0, []) == first[: first.index(stop)]
+        assert [serving.text(shortened, sample) for sample in (1, 2, 3)] == others
+        await serving.until_at_rest()
+
+
+async def test_samples_are_the_same_in_a_large_and_in_a_small_pool(folder: Path):
+    """Randomness is a function of (seed, sample, position): preemption and refused forks change nothing."""
+    wanted = [submission(number, prompt(number, 20), 25, samples=3, sampling=FOUR) for number in range(3)]
+    texts: list[list[Sequence[int]]] = []
+    for blocks in (64, 6):
+        async with stack(folder, blocks=blocks) as serving:
+            await serving.serve(*wanted)
+            texts.append([serving.text(request, sample) for request in wanted for sample in range(3)])
+    assert texts[0] == texts[1]
+
+
+async def test_a_stop_token_ends_a_text_and_a_prompt_that_goes_on_from_there_is_right(folder: Path):
+    """S2: a stop in mid-block; then prompt, returned text and one word more equal a cold run."""
+    async with stack(folder, blocks=64) as serving:
+        tokens = prompt(3, SIZE + 3)
+        whole = solo_greedy(folder, tokens, 40)
+        stop = next(token for at, token in enumerate(whole) if at > SIZE and whole.index(token) == at)
+        stopped = submission(1, tokens, 40, stop_tokens=frozenset({stop}))
+        await serving.serve(stopped)
+        assert serving.text(stopped) == whole[: whole.index(stop)]
+        assert serving.gateway.heard.of(1).reasons == {0: FinishReason.STOP}
+        further = submission(2, [*tokens, *serving.text(stopped), 77], 20)
+        await serving.serve(further)
+        serving.assert_greedy(further)
+        heard = serving.gateway.heard.of(2)
+        assert heard.cached_tokens == (len(tokens) + whole.index(stop)) // SIZE * SIZE
+
+
+async def test_eviction_takes_a_chain_from_its_tail_and_the_rest_is_still_a_hit(folder: Path):
+    """S30: a chain of 20 blocks, then a stranger who needs more than is free; what is left counts up to the hole."""
+    async with stack(folder, blocks=24) as serving:
+        chain = submission(1, prompt(1, 20 * SIZE + 1), 1)
+        await serving.serve(chain)
+        await serving.until_at_rest()
+        await serving.serve(submission(2, prompt(2, 9 * SIZE), 1))
+        await serving.until_at_rest()
+        again = submission(3, chain.prompt, 8)
+        await serving.serve(again)
+        serving.assert_greedy(again)
+        evicted = 9 - (24 - 20)
+        assert serving.gateway.heard.of(3).cached_tokens == (20 - evicted) * SIZE
+
+
+async def test_a_manager_that_dies_in_mid_text_changes_no_text(folder: Path):
+    async with stack(folder, blocks=64) as serving:
+        wanted = [submission(number, prompt(number, 30), 60) for number in range(4)]
+        for request in wanted:
+            await serving.gateway.submit(request)
+        await serving.gateway.hear()
+        await serving.manager.kill()
+        await serving.manager.start()
+        await serving.gateway.until_ended(*wanted)
+        serving.assert_greedy(*wanted)
+        await serving.until_at_rest()

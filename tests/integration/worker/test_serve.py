@@ -1,0 +1,366 @@
+"""The worker's loop and its Serve stream, over real gRPC, with a real manager and a model that is a function."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
+from octavo.records import StepReport, Submission
+from octavo.v1 import worker_pb2 as v1
+from octavo.wire import submission_to_wire
+from tests.support import books
+from tests.support.fakes import FunctionRunner, LedgerClient, solo_text
+from tests.support.scheduling import SAMPLED, submission
+from tests.support.worker_service import (
+    GatewayStandIn,
+    ManagerProcess,
+    WorkerService,
+    attend,
+    manager_process,
+    until,
+    worker_service,
+)
+from worker.core.step import StepPlan
+from worker.engine import Outbox
+
+POOL = books.pool_spec(num_blocks=64, vocab_size=1000)
+LONG = submission(1, range(5), 200)
+SHORT = submission(2, range(40, 47), 3)
+
+
+@pytest.fixture
+async def manager() -> AsyncGenerator[ManagerProcess]:
+    async with manager_process() as manager:
+        yield manager
+
+
+@pytest.fixture
+def runner() -> FunctionRunner:
+    return FunctionRunner(POOL)
+
+
+@pytest.fixture
+async def worker(manager: ManagerProcess, runner: FunctionRunner) -> AsyncGenerator[WorkerService]:
+    async with worker_service(POOL, runner, attend(manager)) as worker:
+        yield worker
+
+
+def solo(wanted: Submission, sample: int = 0) -> list[int]:
+    return solo_text(
+        wanted.prompt, wanted.max_tokens, vocab_size=POOL.vocab_size, sampling=wanted.sampling, sample=sample
+    )
+
+
+def assert_served(gateway: GatewayStandIn, *requests: Submission) -> None:
+    for wanted in requests:
+        heard = gateway.heard.of(wanted.request)
+        assert heard.error is None
+        assert heard.tokens == {sample: solo(wanted, sample) for sample in range(wanted.samples)}
+
+
+class Turnstile:
+    """Lets the model run one step at a time, as the test says."""
+
+    def __init__(self, runner: FunctionRunner) -> None:
+        self._open = threading.Semaphore(0)
+        self.waiting = 0
+        runner.before_step = self._wait
+
+    def _wait(self, _: StepPlan) -> None:
+        self.waiting += 1
+        assert self._open.acquire(timeout=20)
+
+    def let_through(self, steps: int = 1) -> None:
+        self._open.release(steps)
+
+    async def until_waiting(self, steps: int) -> None:
+        """Until that many steps have begun in all."""
+        await until(lambda: self.waiting >= steps)
+
+
+# ---- requests --------------------------------------------------------------------------------------------------
+
+
+async def test_the_requests_of_two_gateways_get_the_texts_of_solo_runs(worker: WorkerService, manager: ManagerProcess):
+    wanted = [submission(n, range(n, n + 9), 6, samples=1 + n % 3, sampling=SAMPLED) for n in range(8)]
+    gateways = [worker.gateway(), worker.gateway()]
+    for request in wanted:
+        await gateways[request.request % 2].submit(request)
+    for number, gateway in enumerate(gateways):
+        await gateway.until_ended(*wanted[number::2])
+        assert_served(gateway, *wanted[number::2])
+    await until(lambda: manager.audit().held_blocks == 0)
+
+
+async def test_a_step_sends_one_message_to_a_gateway(worker: WorkerService, runner: FunctionRunner):
+    turnstile, gateway = Turnstile(runner), worker.gateway()
+    wanted = [submission(n, range(n, n + 9), 4, samples=2, sampling=SAMPLED) for n in range(4)]
+    for request in wanted:
+        await gateway.submit(request)
+    await until(lambda: worker.scheduler.load().waiting_sequences + worker.scheduler.load().running_sequences == 4)
+    turnstile.let_through(100)
+    await gateway.until_ended(*wanted)
+    drawing = [step for step in runner.steps if any(chunk.draws for chunk in step.chunks)]
+    assert len(gateway.reports) == len(drawing)
+
+
+async def test_a_second_request_reports_what_it_found_of_the_first(worker: WorkerService):
+    gateway = worker.gateway()
+    for number, cached in ((1, 0), (2, 16)):
+        wanted = submission(number, range(20), 2)
+        await gateway.submit(wanted)
+        await gateway.until_ended(wanted)
+        assert gateway.heard.of(number).cached_tokens == cached
+
+
+async def test_a_cancelled_request_says_nothing_more_and_others_go_on(worker: WorkerService, manager: ManagerProcess):
+    gateway = worker.gateway()
+    await gateway.submit(LONG)
+    await gateway.hear()
+    await gateway.cancel(LONG.request)
+    await gateway.submit(SHORT)
+    await gateway.until_ended(SHORT)
+    assert_served(gateway, SHORT)
+    assert len(gateway.heard.of(LONG.request).tokens[0]) < LONG.max_tokens
+    await until(lambda: manager.audit().held_blocks == 0)
+
+
+async def test_a_gateway_that_goes_takes_its_requests_along(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    """S15: the worker stops within a step or two, the blocks are free, the other gateway hears nothing of it."""
+    turnstile, leaving, staying = Turnstile(runner), worker.gateway(), worker.gateway()
+    await leaving.submit(LONG)
+    turnstile.let_through(3)
+    for _ in range(3):
+        await leaving.hear()
+    await turnstile.until_waiting(4)
+    leaving.call.cancel()
+    await until(lambda: worker.scheduler.load().running_sequences == 0)
+    turnstile.let_through(100)
+    await until(lambda: manager.audit().held_blocks == 0)
+    assert len(runner.steps) == 4
+    await staying.submit(SHORT)
+    await staying.until_ended(SHORT)
+    assert_served(staying, SHORT)
+
+
+async def test_a_gateway_that_only_stops_speaking_has_ended_its_stream(worker: WorkerService, manager: ManagerProcess):
+    gateway = worker.gateway()
+    await gateway.submit(LONG)
+    await gateway.hear()
+    await gateway.call.done_writing()
+    while await gateway.hear() is not None:
+        pass
+    await until(lambda: manager.audit().held_blocks == 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prompt": b""}, "prompt: 0 tokens, wanted at least 1"),
+        ({"prompt": b"abc"}, "submit.prompt: 3 bytes, wanted a multiple of 4"),
+        ({"prompt": b"\xff\xff\xff\xff"}, "prompt: token id 4294967295 at position 0"),
+        ({"samples": 0}, "samples: 0, wanted from 1 to 16"),
+        ({"max_tokens": 0}, "max_tokens: 0, wanted from 1 to 256"),
+        ({"max_tokens": 1000}, "max_tokens: 1000, wanted from 1 to 256"),
+        ({"sampling": {"temperature": -1.0, "top_p": 1.0}}, "sampling.temperature: -1, wanted at least 0"),
+        ({"sampling": {"top_p": 0.0}}, "sampling.top_p: 0, wanted in"),
+        ({"salt": b"short"}, "submit.salt: 5 bytes, wanted 0 or 32"),
+        ({"request": 2}, "request: 2 is running on this stream already"),
+    ],
+)
+async def test_a_bad_request_is_refused_by_itself(
+    worker: WorkerService, runner: FunctionRunner, fields: dict[str, Any], reason: str
+):
+    turnstile, gateway = Turnstile(runner), worker.gateway()
+    await gateway.submit(SHORT)
+    message = submission_to_wire(LONG)
+    for field in fields:
+        message.ClearField(field)
+    message.MergeFrom(v1.Submit(**fields))
+    await gateway.say(v1.ServeRequest(submit=message))
+    report = await gateway.hear()
+    assert report is not None
+    (refusal,) = report.refused
+    assert refusal.request == message.request
+    assert isinstance(refusal.error, InvalidRequest)
+    assert reason in str(refusal.error)
+    gateway.heard.of(SHORT.request).error = None  # where the refused one had its number
+    turnstile.let_through(100)
+    await gateway.until_ended(SHORT)
+    assert_served(gateway, SHORT)
+
+
+async def test_a_message_that_says_nothing_ends_the_stream_and_names_what_was_wanted(worker: WorkerService):
+    gateway = worker.gateway()
+    await gateway.say(v1.ServeRequest())
+    with pytest.raises(InvalidRequest, match="serve: an empty message, wanted submit or cancel"):
+        await gateway.hear()
+
+
+async def test_a_gateway_that_does_not_read_loses_its_stream_and_stalls_nobody():
+    runner, client = FunctionRunner(POOL), LedgerClient()
+    async with worker_service(POOL, runner, client, max_unread_reports=3) as worker:
+        asleep, gateway = worker.engine.open_outbox(), worker.gateway()
+        worker.engine.submit(asleep, LONG)
+        await gateway.submit(SHORT)
+        await gateway.until_ended(SHORT)
+        await until(lambda: asleep.closed)
+        read: list[StepReport] = []
+        with pytest.raises(QueueFull, match="3 reports are unread"):
+            await read_all(asleep, read)
+        assert len(read) == 3
+        await until(lambda: not worker.scheduler.has_news)
+
+
+async def read_all(outbox: Outbox, read: list[StepReport]) -> None:
+    async for report in outbox.reports():
+        read.append(report)
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running_long(worker: WorkerService, runner: FunctionRunner) -> AsyncGenerator[GatewayStandIn]:
+    """A long request after its third step, held there; afterwards it must end as if nothing had happened."""
+    turnstile, gateway = Turnstile(runner), worker.gateway()
+    await gateway.submit(LONG)
+    turnstile.let_through(3)
+    await turnstile.until_waiting(4)
+    yield gateway
+    turnstile.let_through(1000)
+    await gateway.until_ended(LONG)
+    assert_served(gateway, LONG)
+
+
+async def test_a_killed_manager_costs_no_request(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    async with running_long(worker, runner):
+        await manager.kill()
+        await manager.start()
+    assert worker.ready == [True, False, True]
+    await until(lambda: manager.audit().held_blocks == 0)
+
+
+async def test_an_expired_lease_costs_no_request(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    async with running_long(worker, runner):
+        manager.expire()
+    assert worker.ready == [True, False, True]
+
+
+async def test_a_manager_that_refuses_an_exchange_is_asked_to_start_anew(caplog: pytest.LogCaptureFixture):
+    client, refusals = LedgerClient(), [InvalidRequest("a bug")]
+
+    def refuse_once(_: Any) -> None:
+        if len(client.exchanges) == 3 and refusals:
+            raise refusals.pop()
+
+    client.before_exchange = refuse_once
+    async with worker_service(POOL, FunctionRunner(POOL), client) as worker:
+        gateway = worker.gateway()
+        await gateway.submit(LONG)
+        await gateway.until_ended(LONG)
+        assert_served(gateway, LONG)
+    assert len(client.registrations) == 2
+    assert [record.message for record in caplog.records].count("exchange_refused") == 1
+
+
+async def test_a_worker_waits_for_its_manager(runner: FunctionRunner):
+    manager = ManagerProcess()
+    await manager.start()
+    await manager.kill()
+    async with worker_service(POOL, runner, attend(manager)) as worker:
+        gateway = worker.gateway()
+        await gateway.submit(SHORT)
+        await until(lambda: worker.ready == [False])
+        await manager.start()
+        await gateway.until_ended(SHORT)
+        assert_served(gateway, SHORT)
+        assert worker.ready[-1]
+    await manager.kill()
+
+
+async def test_a_worker_that_no_manager_can_take_says_so(manager: ManagerProcess, runner: FunctionRunner):
+    impossible = books.pool_spec(num_blocks=1 << 30)
+    async with worker_service(impossible, runner, attend(manager)) as worker:
+        with pytest.raises(InvalidRequest, match="num_blocks"):
+            await worker.loop
+
+
+async def test_a_step_that_raises_ends_its_requests_and_no_others(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner, caplog: pytest.LogCaptureFixture
+):
+    def break_on_long(plan: StepPlan) -> None:
+        if any(chunk.tokens[0] == LONG.prompt[0] for chunk in plan.chunks):
+            raise MemoryError("out of memory")
+
+    runner.before_step, gateway = break_on_long, worker.gateway()
+    await gateway.submit(LONG)
+    await gateway.until_ended(LONG)
+    await gateway.submit(SHORT)
+    await gateway.until_ended(SHORT)
+    assert type(gateway.heard.of(LONG.request).error) is OctavoError
+    assert "MemoryError" in str(gateway.heard.of(LONG.request).error)
+    assert_served(gateway, SHORT)
+    assert [record.message for record in caplog.records].count("step_failed") == 1
+    await until(lambda: manager.audit().held_blocks == 0)
+
+
+# ---- lease and end ---------------------------------------------------------------------------------------------
+
+
+async def test_an_idle_worker_renews_its_lease(runner: FunctionRunner):
+    client = LedgerClient(lease_seconds=0.01)
+    async with worker_service(POOL, runner, client):
+        await until(lambda: len(client.exchanges) > 5)
+    assert [exchange.step for exchange in client.exchanges] == list(range(1, len(client.exchanges) + 1))
+
+
+async def test_a_worker_renews_its_lease_while_a_step_takes_long(runner: FunctionRunner):
+    client, turnstile = LedgerClient(lease_seconds=0.01), Turnstile(runner)
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        await gateway.submit(SHORT)
+        await turnstile.until_waiting(1)
+        seen = len(client.exchanges)
+        await until(lambda: len(client.exchanges) > seen + 5)
+        turnstile.let_through(100)
+        await gateway.until_ended(SHORT)
+        assert_served(gateway, SHORT)
+
+
+async def test_a_draining_worker_finishes_what_it_has(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    """S57, as the worker's engine sees it."""
+    async with running_long(worker, runner) as gateway:
+        draining = asyncio.create_task(worker.engine.drain(grace_seconds=20))
+        await gateway.submit(SHORT)
+    await draining
+    while await gateway.hear() is not None:
+        pass
+    assert isinstance(gateway.heard.of(SHORT.request).error, Draining)
+    assert manager.audit().held_blocks == 0
+
+
+async def test_a_drained_worker_refuses_what_did_not_finish_in_time(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    turnstile, gateway = Turnstile(runner), worker.gateway()
+    await gateway.submit(LONG)
+    await turnstile.until_waiting(1)
+    draining = asyncio.create_task(worker.engine.drain(grace_seconds=0))
+    await gateway.until_ended(LONG)
+    assert isinstance(gateway.heard.of(LONG.request).error, Draining)
+    turnstile.let_through(100)
+    await draining
+    assert manager.audit().held_blocks == 0
