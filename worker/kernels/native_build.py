@@ -1,6 +1,6 @@
 """Compile one of the package's C++ files when it is first needed, and keep the result for the next start.
 
-A result is named by its source, the flags and the instruction set of the CPU, so a home directory shared by several
+A result is named by its sources, the flags and the instruction set of the CPU, so a home directory shared by several
 machines is safe. Two workers that start together both compile, each into a file of its own, and rename: the last one
 wins, both are right, and nobody ever waits for a neighbour or loads half a file.
 """
@@ -23,11 +23,12 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fvisibility=hidden",
     "-shared",
     "-fPIC",
 )
 COMPILE_SECONDS = 300
-"""Nothing waits without a bound; one file takes about ten seconds."""
+"""Nothing waits without a bound; one file takes about five seconds."""
 
 
 class NativeUnavailable(Exception):
@@ -38,7 +39,7 @@ def load(source: Path, *, cache: Path | None = None, compilers: Sequence[str] = 
     """Load what `source` compiles to, from the cache where it is there.
 
     Args:
-        source: a C++ file without includes of its own.
+        source: a C++ file; what it includes lies in its own directory.
         cache: the directory of compiled files; `octavo` in the user's cache by default.
         compilers: names to look for on PATH, the best first.
 
@@ -63,7 +64,8 @@ def _user_cache() -> Path:
 
 
 def _key(source: Path) -> str:
-    parts = (source.read_bytes(), " ".join(FLAGS).encode(), _instruction_set().encode())
+    texts = (path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    parts = (*texts, " ".join(FLAGS).encode(), _instruction_set().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

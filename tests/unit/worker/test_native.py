@@ -18,7 +18,7 @@ from worker.kernels import choose, native, native_build, reference, torch_cpu
 from worker.kernels.native_build import NativeUnavailable
 
 CPU = torch.device("cpu")
-ANSWER = 'extern "C" int answer() { return 42; }\n'
+ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in native_build.COMPILERS), reason="no C++ compiler on PATH"
@@ -62,6 +62,17 @@ def test_a_changed_source_is_compiled_again(tmp_path: Path, source: Path) -> Non
     source.write_text(ANSWER.replace("42", "43"))
 
     assert native_build.load(source, cache=tmp_path / "cache").answer() == 43
+
+
+@needs_compiler
+def test_a_changed_header_is_compiled_again(tmp_path: Path, source: Path) -> None:
+    header = tmp_path / "number.h"
+    header.write_text("#define NUMBER 1\n")
+    source.write_text('#include "number.h"\n' + ANSWER.replace("42", "NUMBER"))
+    native_build.load(source, cache=tmp_path / "cache")
+    header.write_text("#define NUMBER 2\n")
+
+    assert native_build.load(source, cache=tmp_path / "cache").answer() == 2
 
 
 @needs_compiler
