@@ -1,8 +1,7 @@
 """`octavo demo`: start a stack with two workers, pay it a scripted visit, and show what was remembered.
 
-The visitors ask the help desk of a library whose handbook (`handbook.md`) is the system prompt of every question: the
-first question pays for reading it, the others find it read. Every number in the table is what the gateway reports to
-any client.
+The visitors ask a tutor whose instructions (`tutor.md`) are the system prompt of every question: the first question
+pays for reading them, the others find them read. Every number in the table is what the gateway reports to any client.
 """
 
 import asyncio
@@ -13,7 +12,6 @@ from pathlib import Path
 from statistics import median
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -22,15 +20,13 @@ from deploy.local import Cluster
 from gateway.client import Client
 from gateway.core.events import Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt
-from octavo.commands.console import CommandFailed
+from octavo.commands.console import CommandFailed, out
 from octavo.commands.model import fetch_model
 
 WORKERS = 2
-_HANDBOOK = Path(__file__).with_name("handbook.md")
+_INSTRUCTIONS = Path(__file__).with_name("tutor.md")
 _ANSWER_TOKENS = 24
 _REQUEST_SECONDS = 60.0
-_PLAIN_WIDTH = 132
-"""Columns where nobody's terminal says how many there are."""
 _EXCERPT_WIDTH = 46
 
 
@@ -75,7 +71,7 @@ class Story:
 
     @property
     def warm_seconds(self) -> float:
-        """The same, median of the questions that found the handbook."""
+        """The same, median of the questions that found the instructions."""
         return median(visit.usage.time_to_first_token_seconds for visit in self.questions[1:])
 
 
@@ -87,51 +83,48 @@ def demo(model: str) -> None:
         StartFailed, FileNotFoundError: the stack did not come up.
         OctavoError, TimeoutError, ConnectionError: a request failed.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_PLAIN_WIDTH)
     fetch_model(model)
-    asyncio.run(_run(console, model))
+    asyncio.run(_run(model))
 
 
-async def _run(console: Console, model: str) -> None:
+async def _run(model: str) -> None:
     began = time.monotonic()
     cluster = Cluster(workers=WORKERS, env={"OCTAVO_MODEL": model})
-    with _doing(console, f"starting Redis, a cache manager, {WORKERS} workers and a gateway"):
+    with _doing(f"starting Redis, a cache manager, {WORKERS} workers and a gateway"):
         await cluster.start()
     try:
         took = time.monotonic() - began
-        console.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
-        with _doing(console, "visiting"):
+        out.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
+        with _doing("visiting"):
             async with Client(cluster.address) as client:
                 story = await visit(client)
     finally:
-        with _doing(console, "stopping"):
+        with _doing("stopping"):
             await cluster.stop()
             await cluster.kill()
-    console.print(as_table(story))
-    console.print(Text(what_was_saved(story), style="bold"))
+    out.print(as_table(story))
+    out.print(Text(what_was_saved(story), style="bold"))
     check(story)
-    console.print("\nAll of it has been stopped. Your turn: [bold]octavo up[/bold], then [bold]octavo chat[/bold].")
+    out.print("\nAll of it has been stopped. Your turn: [bold]octavo up[/bold], then [bold]octavo chat[/bold].")
 
 
-def _doing(console: Console, what: str) -> AbstractContextManager[object]:
+def _doing(what: str) -> AbstractContextManager[object]:
     """A spinner on a terminal, a line elsewhere."""
-    if console.is_terminal:
-        return console.status(f"{what} …")
-    console.print(f"{what} …")
+    if out.is_terminal:
+        return out.status(f"{what} …")
+    out.print(f"{what} …")
     return nullcontext()
 
 
 # ---- the visit -----------------------------------------------------------------------------------------------
 
 _QUESTIONS = {
-    "first question": "How long may I keep a book?",
-    "second question": "When is the library open on Saturday?",
-    "third question": "How much does it cost to print a page in colour?",
-    "fourth question": "Where is the ramp for a wheelchair?",
+    "first question": "What is the capital of France?",
+    "second question": "What is the largest ocean?",
+    "third question": "Why does the moon shine?",
+    "fourth question": "What is the highest mountain in the world?",
 }
-_FOLLOW_UP = "And how long may I keep a film?"
+_FOLLOW_UP = "And what is the capital of Italy?"
 _SAMPLED = "Write the first sentence of a story about a lighthouse."
 
 
@@ -148,16 +141,15 @@ async def visit(client: Client) -> Story:
 
 
 def _chat(question: str, *more: ChatMessage) -> ChatPrompt:
-    handbook = _HANDBOOK.read_text(encoding="utf-8").strip()
-    return ChatPrompt((ChatMessage("system", handbook), ChatMessage("user", question), *more))
+    instructions = _INSTRUCTIONS.read_text(encoding="utf-8").strip()
+    return ChatPrompt((ChatMessage("system", instructions), ChatMessage("user", question), *more))
 
 
 async def _warm_up(client: Client) -> None:
     """One token from every worker: what a process does at its very first step is no part of what is compared."""
     hello = Generation(prompt=TextPrompt("Hello"), max_tokens=1)
-    async with asyncio.timeout(_REQUEST_SECONDS), asyncio.TaskGroup() as group:
-        for _ in range(WORKERS):
-            group.create_task(client.complete(hello))
+    async with asyncio.timeout(_REQUEST_SECONDS):
+        await asyncio.gather(*(client.complete(hello) for _ in range(WORKERS)))
 
 
 async def _ask(
@@ -218,6 +210,6 @@ def what_was_saved(story: Story) -> str:
     ratio = story.cold_seconds / story.warm_seconds
     return (
         f"Of {prompt:,} prompt tokens {cached:,} ({cached / prompt:.0%}) were remembered and not computed: "
-        f"the first token came after {story.cold_seconds:.2f} s where nothing was known, "
-        f"after {story.warm_seconds:.2f} s where the handbook was ({ratio:.1f} times sooner)."
+        f"the first token came after {story.cold_seconds:.2f} s where nothing was remembered, "
+        f"and after {story.warm_seconds:.2f} s where the instructions were ({ratio:.1f} times sooner)."
     )

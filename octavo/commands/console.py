@@ -6,9 +6,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-out = Console(highlight=False)
+_PIPE_WIDTH = 132
+"""Columns of a table where there is no terminal to say how many it has."""
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+
+
+out = _console(stderr=False)
 """What was asked for."""
-err = Console(stderr=True, highlight=False)
+err = _console(stderr=True)
 """Everything else: errors, progress, logs."""
 
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green")

@@ -45,7 +45,7 @@ def _table(workers: list[WorkerInfo]) -> Table:
     models = {f"{worker.pool.model} in {worker.pool.dtype}" for worker in workers}
     table.title = escape(", ".join(sorted(models))) or "no workers"
     table.caption = "pool, prompt, output: tokens. held, cached: of the pool. hit: of the prompt."
-    table.add_column("worker")
+    table.add_column("worker", no_wrap=True)
     for header in ("runs", "waits", "pool", "held", "cached", "prompt", "hit", "output", "preempted"):
         table.add_column(header, justify="right", no_wrap=True)
     for worker in workers:

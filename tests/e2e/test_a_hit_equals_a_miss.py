@@ -1,12 +1,13 @@
 """Greedy tokens through the whole stack are those of plain transformers, however they came about."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
 from octavo.v1 import worker_pb2
-from tests.support.cluster import BLOCK, Client, greedy, prose, smollm2, tokenizer
+from tests.support.cluster import BLOCK, Client, greedy, prose, request_of, smollm2, tokenizer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -24,7 +25,9 @@ async def test_a_prompt_gives_the_same_tokens_cold_warm_and_among_strangers(clie
 
     cold = await client.ask(prompt, max_tokens=64)
     warm = await client.ask(prompt, max_tokens=64)
-    crowded, *others = await client.ask_together([prompt, *strangers], max_tokens=64)
+    crowded, others = await asyncio.gather(
+        client.ask(prompt, max_tokens=64), client.ask_together(strangers, max_tokens=24)
+    )
 
     assert [answer.usage.cached_tokens for answer in (cold, warm, crowded)] == [0, 5 * BLOCK, 5 * BLOCK]
     assert cold.tokens[0] == greedy(prompt, 64)
@@ -62,13 +65,12 @@ async def test_a_prompt_of_whole_blocks_is_computed_from_its_last_block_on(clien
     assert cold.tokens == warm.tokens == [greedy(prompt, 4)]
 
 
-@pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1])
-async def test_a_prompt_around_one_block_is_answered_right(client: Client, length: int) -> None:
-    prompt = prose(1400 + 3 * length, length)
+async def test_prompts_around_one_block_are_answered_right(client: Client) -> None:
+    prompts = [prose(1400 + 3 * length, length) for length in (1, BLOCK - 1, BLOCK, BLOCK + 1)]
 
-    answer = await client.ask(prompt, max_tokens=BLOCK + 2)
+    answers = await client.ask_together(prompts, max_tokens=BLOCK + 2)
 
-    assert answer.tokens[0] == greedy(prompt, BLOCK + 2)
+    assert [answer.tokens[0] for answer in answers] == [greedy(prompt, BLOCK + 2) for prompt in prompts]
 
 
 async def test_four_greedy_samples_are_four_times_the_same(client: Client) -> None:
@@ -112,8 +114,6 @@ async def test_prompts_of_different_salts_share_nothing(client: Client) -> None:
 
 async def test_a_client_that_leaves_frees_what_it_held(client: Client) -> None:
     """S15, over gRPC."""
-    from tests.support.cluster import request_of
-
     before = await client.at_rest()
     call = client.gateway.Generate(request_of(prose(1800, 100), max_tokens=4000), timeout=60)
     async for reply in call:

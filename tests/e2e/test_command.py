@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
 START_SECONDS = 120.0
 STOP_SECONDS = 30.0
+RUN_SECONDS = 60.0
+DEMO_SECONDS = 180.0
 NOBODY = "127.0.0.1:9"
 
 
@@ -41,10 +43,10 @@ class Command:
     def press_ctrl_c(self) -> None:
         os.killpg(self.process.pid, signal.SIGINT)
 
-    async def ends(self) -> int:
+    async def ends(self, seconds: float = STOP_SECONDS) -> int:
         """Its exit code; what it still writes is kept."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(STOP_SECONDS):
+        async with asyncio.timeout(seconds):
             self.lines += (await self.process.stdout.read()).decode().splitlines(keepends=True)
             return await self.process.wait()
 
@@ -70,7 +72,7 @@ async def octavo(*arguments: str) -> AsyncIterator[Command]:
 async def run(*arguments: str) -> tuple[int, str]:
     """Exit code and output of one `octavo`."""
     async with octavo(*arguments) as command:
-        code = await command.ends()
+        code = await command.ends(RUN_SECONDS)
         return code, "".join(command.lines)
 
 
@@ -165,7 +167,7 @@ async def test_the_demo_shows_what_was_saved_and_leaves_nothing() -> None:
     async with octavo("demo") as demo:
         await demo.until("The stack serves smollm2 at")
         pids = descendants(demo.process.pid)
-        code = await demo.ends()
+        code = await demo.ends(DEMO_SECONDS)
 
     await all_gone(pids)
     said = "".join(demo.lines)

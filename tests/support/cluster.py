@@ -147,7 +147,8 @@ async def smollm2(workers: int = 2, **env: str) -> AsyncIterator[Client]:
         env: settings without their prefix, `KV_MEMORY="8MiB"`.
     """
     fetch_model("smollm2")
-    settings = {"MODEL": "smollm2", "DTYPE": "float32", "DEVICE": "cpu", "THREADS": "1", "KV_MEMORY": "256MiB"} | env
+    settings = {"MODEL": "smollm2", "DTYPE": "float32", "DEVICE": "cpu", "THREADS": "1", "KV_MEMORY": "256MiB"}
+    settings |= {"AUDIT": "true", "LOOKUP_SECONDS": "1", **env}  # a busy machine is no reason to miss a prefix
     async with AsyncExitStack() as stack:
         cluster = Cluster(
             workers=workers, env={f"OCTAVO_{name}": value for name, value in settings.items()}, grace_seconds=2
@@ -177,7 +178,7 @@ def prose(start: int, count: int) -> list[int]:
 
 @cache
 def _text() -> list[int]:
-    pages = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("deploy/handbook.md", "LICENSE"))
+    pages = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("deploy/tutor.md", "LICENSE"))
     return tokenizer().encode(pages).ids
 
 
