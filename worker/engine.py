@@ -15,16 +15,17 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from octavo.errors import Draining, OctavoError, QueueFull, StaleEpoch
+from octavo.errors import Draining, OctavoError, StaleEpoch
 from octavo.ids import Epoch
 from octavo.records import Exchange, Grant, Refusal, Registration, StepReport, Submission
 from worker.cache_client import CacheClient
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
 from worker.core.step import StepPlan, StepResult
+from worker.outbox import Outbox
 
 log = logging.getLogger("octavo.worker.engine")
 
@@ -40,37 +41,6 @@ class StepRunner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step; called from one thread at a time."""
         ...
-
-
-class Outbox:
-    """The reports for one gateway, in order. The engine puts and never waits."""
-
-    def __init__(self, key: GatewayKey, limit: int) -> None:
-        self.key = key
-        self._limit = limit
-        self._reports: asyncio.Queue[StepReport | None] = asyncio.Queue()
-        self._error: Exception | None = None
-        self.closed = False
-
-    def put(self, report: StepReport) -> None:
-        """Add a report. Closes the outbox when more than `limit` would be unread."""
-        if self._reports.qsize() >= self._limit:
-            self.close(QueueFull(f"{self._limit} reports are unread, at most {self._limit} may be"))
-        if not self.closed:
-            self._reports.put_nowait(report)
-
-    def close(self, error: Exception | None = None) -> None:
-        """Add nothing more; the reader gets what is there, then `error` or the end."""
-        if not self.closed:
-            self.closed, self._error = True, error
-            self._reports.put_nowait(None)
-
-    async def reports(self) -> AsyncGenerator[StepReport]:
-        """Every report as it comes. Raises what `close` was given."""
-        while (report := await self._reports.get()) is not None:
-            yield report
-        if self._error is not None:
-            raise self._error
 
 
 class Engine:
@@ -116,11 +86,10 @@ class Engine:
         self._wake()
 
     def submit(self, outbox: Outbox, submission: Submission) -> None:
-        """Let a request wait for its turn. Raises as Scheduler.submit, or QueueFull on a stream that has ended."""
-        if outbox.closed:
-            raise QueueFull("the stream has ended")
-        self._scheduler.submit(submission, outbox.key)
-        self._wake()
+        """Let a request wait for its turn, unless its stream has ended. Raises as Scheduler.submit."""
+        if not outbox.closed:
+            self._scheduler.submit(submission, outbox.key)
+            self._wake()
 
     def refuse(self, outbox: Outbox, request: int, error: OctavoError) -> None:
         """Tell the gateway that one request is not taken."""
@@ -135,18 +104,19 @@ class Engine:
 
     async def run(self, registration: Registration) -> None:
         """Serve until cancelled. Raises the manager's OctavoError if it will not have this worker at all."""
-        pause = FIRST_PAUSE_SECONDS
+        pauses = 0
         while True:
             try:
                 await self._register(registration)
-                pause = FIRST_PAUSE_SECONDS
+                pauses = 0
                 await self._attend()
             except (ConnectionError, StaleEpoch, Draining) as error:
-                log.warning("manager_lost", extra={"epoch": self._epoch, "reason": str(error)})
+                level = logging.DEBUG if pauses else logging.WARNING  # once per loss
+                log.log(level, "manager_lost", extra={"epoch": self._epoch, "reason": str(error)})
             self._scheduler.preempt_all()
             await self._set_ready(False)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**pauses, LAST_PAUSE_SECONDS))
+            pauses = min(pauses + 1, 8)
 
     async def drain(self, grace_seconds: float) -> None:
         """Take nothing new, let what runs finish within the grace, refuse the rest, tell the manager, end streams."""
@@ -186,10 +156,12 @@ class Engine:
                 await self._sleep()
 
     async def _run_step(self) -> None:
-        plan = None
+        before, plan = self._scheduler.preemptions, None
         while plan is None:
             grant = await self._exchange(self._scheduler.plan(self._epoch, self._next_step()))
             plan = self._scheduler.granted(grant)
+        if preempted := self._scheduler.preemptions - before:
+            log.info("sequences_preempted", extra={"sequences": preempted, "step": self._step})
         if plan.chunks:
             self._publish(await self._execute(plan))
 

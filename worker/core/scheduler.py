@@ -110,6 +110,11 @@ class Scheduler:
         """Whether an exchange would do more than keep the lease: something waits, runs or is to be told."""
         return len(self._requests) > 0 or self._tables.untold
 
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence has lost a table for which it had computed something."""
+        return self._lineup.preemptions
+
     def load(self) -> WorkerLoad:
         """What is in hand. The counts of blocks are the manager's."""
         totals = self._requests.totals
@@ -120,7 +125,7 @@ class Scheduler:
             prompt_tokens=totals.prompt_tokens,
             cached_tokens=totals.cached_tokens,
             output_tokens=totals.output_tokens,
-            preemptions=self._lineup.preemptions,
+            preemptions=self.preemptions,
         )
 
     # ---- one step --------------------------------------------------------------------------------------------
@@ -269,9 +274,8 @@ class Scheduler:
         self._step = [(share.sequence, share.chunk()) for share in self._asked.shares if share.sequence in self._tables]
         for sequence, _ in self._step:
             self._requests.count_prompt(sequence)
-        if not self._step:
-            return StepPlan(())
-        return StepPlan(tuple(chunk for _, chunk in self._step), self._tables.take_copies())
+        chunks = tuple(chunk for _, chunk in self._step)
+        return StepPlan(chunks, self._tables.take_copies() if chunks else ())
 
     # ---- ends ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from tests.support.worker_service import (
     worker_service,
 )
 from worker.core.step import StepPlan
-from worker.engine import Outbox
+from worker.outbox import Outbox
 
 POOL = books.pool_spec(num_blocks=64, vocab_size=1000)
 LONG = submission(1, range(5), 200)
@@ -255,6 +255,21 @@ async def test_an_expired_lease_costs_no_request(
     async with running_long(worker, runner):
         manager.expire()
     assert worker.ready == [True, False, True]
+
+
+async def test_a_manager_that_is_lost_while_a_step_runs_costs_no_request(runner: FunctionRunner):
+    client = LedgerClient(lease_seconds=0.01)
+    losses: list[Exception] = []
+
+    def lose_when_told(_: Any) -> None:
+        if losses:
+            raise losses.pop()
+
+    client.before_exchange = lose_when_told
+    async with worker_service(POOL, runner, client) as worker, running_long(worker, runner):
+        losses.append(ConnectionError("reset"))
+        await until(lambda: not losses)
+    assert len(client.registrations) == 2
 
 
 async def test_a_manager_that_refuses_an_exchange_is_asked_to_start_anew(caplog: pytest.LogCaptureFixture):

@@ -1,0 +1,27 @@
+"""What a worker reads from its environment."""
+
+import pytest
+from pydantic import ValidationError
+
+from worker.settings import WorkerSettings
+
+
+@pytest.mark.parametrize(("text", "size"), [("256MiB", 256 << 20), ("1GB", 10**9), ("4096", 4096)])
+def test_the_memory_of_the_pool_may_be_given_with_a_unit(monkeypatch: pytest.MonkeyPatch, text: str, size: int):
+    monkeypatch.setenv("OCTAVO_KV_MEMORY", text)
+    assert WorkerSettings().kv_memory == size
+
+
+def test_unset_a_worker_has_256_mib_for_its_pool(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OCTAVO_KV_MEMORY", raising=False)
+    assert WorkerSettings().kv_memory == 256 << 20
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("KV_MEMORY", "0"), ("KV_MEMORY", "much"), ("MAX_RUNNING", "0"), ("DTYPE", "int8"), ("CACHE_MANAGER", "here")],
+)
+def test_what_cannot_be_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, variable: str, text: str):
+    monkeypatch.setenv(f"OCTAVO_{variable}", text)
+    with pytest.raises(ValidationError, match=variable.lower()):
+        WorkerSettings()
