@@ -16,6 +16,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def command_of(pid: int) -> str:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 async def gone(pid: int) -> None:
     """Return when the process, which need not be a child of ours, has ended."""
     try:

@@ -17,32 +17,39 @@ PATIENCE_SECONDS = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client() -> AsyncIterator[Client]:
+async def running_cluster() -> AsyncIterator[Client]:
     async with smollm2(workers=2) as running:
         yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(running_cluster: Client) -> Client:
+    """A whole fleet, whatever the test before has left."""
+    for process in reversed(running_cluster.cluster.processes):
+        if not process.running:
+            await running_cluster.cluster.restart(process)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await running_cluster.cluster.until_fleet_is_whole()
+    return running_cluster
 
 
 class Running:
     """A request whose first tokens have arrived."""
 
     def __init__(self, client: Client, prompt: Sequence[int]) -> None:
-        self._call = client.gateway.Generate(request_of(prompt, max_tokens=OUTPUT), timeout=PATIENCE_SECONDS)
+        call = client.gateway.Generate(request_of(prompt, max_tokens=OUTPUT), timeout=PATIENCE_SECONDS)
+        self._replies = aiter(call)
         self.answer = Answer(tokens=[[]], texts=[""], reasons=[0])
 
     async def begin(self) -> "Running":
         while not self.answer.tokens[0]:
-            self.answer.take(await self._next())
+            self.answer.take(await anext(self._replies))
         return self
-
-    async def _next(self):
-        reply = await self._call.read()
-        assert reply is not grpc.aio.EOF, "the stream ended before its first token"
-        return reply
 
     async def finish(self) -> Answer | grpc.aio.AioRpcError:
         """The whole answer, or the error that ended it."""
         try:
-            async for reply in self._call:
+            async for reply in self._replies:
                 self.answer.take(reply)
         except grpc.aio.AioRpcError as error:
             return error
