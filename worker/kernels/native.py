@@ -87,11 +87,30 @@ class NativeAttention:
         _check_support(q, k_pool)
         out = torch.empty(q.shape, dtype=q.dtype)
         arguments = _Arguments(
-            *(tensor.data_ptr() for tensor in (q, k_pool, v_pool, tables, lengths, query_starts, out)),
-            *(tensor.stride()[:-1] for tensor in (q, k_pool, v_pool)),
-            *(tables.stride(0), q.shape[0], *tables.shape, q.shape[1], k_pool.shape[1], q.shape[2]),
-            *(k_pool.shape[2], k_pool.shape[0], q.dtype is torch.bfloat16, k_pool.dtype is torch.bfloat16),
-            *(torch.get_num_threads(), scale, self._parallel),
+            q=q.data_ptr(),
+            k_pool=k_pool.data_ptr(),
+            v_pool=v_pool.data_ptr(),
+            tables=tables.data_ptr(),
+            lengths=lengths.data_ptr(),
+            query_starts=query_starts.data_ptr(),
+            out=out.data_ptr(),
+            q_strides=q.stride()[:-1],
+            k_strides=k_pool.stride()[:-1],
+            v_strides=v_pool.stride()[:-1],
+            table_stride=tables.stride(0),
+            tokens=q.shape[0],
+            sequences=tables.shape[0],
+            table_width=tables.shape[1],
+            heads=q.shape[1],
+            kv_heads=k_pool.shape[1],
+            dim=q.shape[2],
+            block_size=k_pool.shape[2],
+            num_blocks=k_pool.shape[0],
+            q_is_bfloat16=q.dtype is torch.bfloat16,
+            kv_is_bfloat16=k_pool.dtype is torch.bfloat16,
+            threads=torch.get_num_threads(),
+            scale=scale,
+            parallel=self._parallel,
         )
         outcome = self._attend(ctypes.byref(arguments))
         if outcome == _OUT_OF_MEMORY:

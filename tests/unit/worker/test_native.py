@@ -10,10 +10,12 @@ import subprocess
 import sys
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.support.paged_batch import make_batch
 from worker.kernels import choose, native, native_build, reference, torch_cpu
 from worker.kernels.native_build import NativeUnavailable
 
@@ -161,6 +163,24 @@ def test_what_the_native_code_lacks_goes_to_torch_with_the_reason(
     assert record.getMessage() == "attention_backend"
     assert record.__dict__["backend"] == "torch"
     assert record.__dict__["reason"].startswith(f"slower than native: {reason}")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dtype": torch.float16}, "the native code got queries of torch.float16"),
+        ({"device": "meta"}, "q is on meta, the native code wants the CPU"),
+    ],
+)
+def test_tensors_that_the_native_code_cannot_read_are_refused(changed: dict[str, Any], message: str) -> None:
+    attend = native.load(torch.float32, torch.float32, 64)
+    batch = make_batch([(3, 1)])
+    moved = {name: x.to(**changed) for name, x in batch.arguments.items() if isinstance(x, torch.Tensor)}
+    plan = {name: moved[name].int() for name in ("tables", "lengths", "query_starts")}
+
+    with pytest.raises(ValueError, match=message):
+        attend(**(batch.arguments | moved | plan))
 
 
 @needs_compiler
