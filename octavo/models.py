@@ -54,10 +54,19 @@ def find(model: str, models_dir: Path) -> ModelFolder:
     path = location(model, models_dir)
     if not path.is_dir():
         raise FileNotFoundError(f"model {model!r} is not in {path.parent}: run `octavo model fetch {model}`")
-    config = _read_json(path / "config.json")
-    text = _text_part(config)
+    return describe(_display_name(model), path)
+
+
+def describe(name: str, path: Path) -> ModelFolder:
+    """What the files of a folder say of the model in it.
+
+    Raises:
+        ValueError: a file cannot be understood.
+        FileNotFoundError: a file is missing.
+    """
+    text = _text_part(_read_json(path / "config.json"))
     return ModelFolder(
-        name=_display_name(model),
+        name=name,
         path=path,
         max_model_tokens=_first_int(text, _LENGTH_KEYS, path),
         vocab_size=_first_int(text, ("vocab_size",), path),

