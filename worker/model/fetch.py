@@ -163,9 +163,7 @@ def _converter() -> Callable[[Path, Path], None]:
     try:
         from worker.model.convert import convert
     except ModuleNotFoundError as missing:
-        raise ValueError(
-            f"a conversion needs the extra `worker`: pip install 'octavo[worker]' ({missing})"
-        ) from missing
+        raise ValueError(f"converting needs the extra `worker`: pip install 'octavo[worker]' ({missing})") from missing
     return convert
 
 
