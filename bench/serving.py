@@ -44,27 +44,8 @@ class Load:
 QUICK = Load(prompt_tokens=96, shared_tokens=80, repeats=1, short_prompt_tokens=16, output_tokens=4, crowds=(1, 8, 32))
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One number."""
-
-    name: str
-    value: float
-    unit: str
-    plain: float
-    """What plain transformers needs or makes, in the same unit."""
-
-    def __str__(self) -> str:
-        better = self.plain / self.value if self.unit == "s" else self.value / self.plain
-        return json.dumps(
-            {
-                "name": self.name,
-                "value": round(self.value, 4),
-                "unit": self.unit,
-                "plain": round(self.plain, 4),
-                "ratio": round(better, 2),
-            }
-        )
+Numbers = dict[str, float]
+"""Of one way to serve, by name: times to first token in seconds, and output tokens per second."""
 
 
 # ---- prompts -------------------------------------------------------------------------------------------------
@@ -106,7 +87,7 @@ async def tokens_per_second(client: Client, prompts: Sequence[Sequence[int]], ou
     return len(prompts) * output_tokens / (time.perf_counter() - began)
 
 
-async def served(load: Load, model: str, dtype: str) -> dict[str, float]:
+async def served(load: Load, model: str, dtype: str) -> Numbers:
     """Every number, through a cluster of one worker."""
     prompts = Prompts()
     env = {"OCTAVO_MODEL": model, "OCTAVO_DTYPE": dtype, "OCTAVO_THREADS": str(THREADS), "OCTAVO_KV_MEMORY": "512MiB"}
@@ -129,7 +110,7 @@ async def served(load: Load, model: str, dtype: str) -> dict[str, float]:
 # ---- plain transformers --------------------------------------------------------------------------------------
 
 
-def plain(load: Load, folder: Path, dtype: str) -> dict[str, float]:
+def plain(load: Load, folder: Path, dtype: str) -> Numbers:
     """The same work by `generate`."""
     generate = _generator(folder, dtype)
     prompts = Prompts()
@@ -146,7 +127,9 @@ def _generator(folder: Path, dtype: str) -> Callable[[list[list[int]], int], flo
     """A function that has `generate` answer prompts of one length greedily, and returns the seconds it took."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(THREADS)
     wanted = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, local_files_only=True).eval()
@@ -173,7 +156,18 @@ def main() -> None:
     folder = fetch_model(options.model)
     baseline = plain(load, folder, options.dtype)
     for name, value in asyncio.run(served(load, options.model, options.dtype)).items():
-        print(Line(name, value, "s" if name.endswith("_s") and "tok" not in name else "tokens/s", baseline[name]))
+        print(json.dumps(_line(name, value, baseline[name])), flush=True)
+
+
+def _line(name: str, value: float, plain: float) -> dict[str, str | float]:
+    is_time = name.startswith("ttft")
+    return {
+        "name": name,
+        "value": round(value, 4),
+        "unit": "s" if is_time else "tokens/s",
+        "plain": round(plain, 4),
+        "ratio": round(plain / value if is_time else value / plain, 2),
+    }
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ _RESTART_MOST_SECONDS = 30.0
 _STEADY_SECONDS = 60.0
 """A service that ran this long before it crashed starts again with the first, short delay."""
 
-_FLEET_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 _OURS = ("LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER")
 """Variables that the cluster decides; what the caller's environment holds under these names is not passed on."""
@@ -142,7 +142,7 @@ class Cluster:
                     fleet = await gateway.GetFleet(gateway_pb2.GetFleetRequest(), timeout=2.0, wait_for_ready=True)
                     if len(fleet.workers) >= len(self.workers):
                         return
-                await asyncio.sleep(_FLEET_POLL_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def stop(self) -> None:
         """Let what runs finish, then end every process; each has its grace, and is killed after it."""
@@ -230,6 +230,7 @@ async def _until_healthy(address: str) -> None:
                 async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
                     if reply.status == health_pb2.HealthCheckResponse.SERVING:
                         return
+            await asyncio.sleep(_POLL_SECONDS)  # the watch was lost, not the service: whoever waits sees that
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

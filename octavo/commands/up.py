@@ -20,7 +20,7 @@ async def up(*, workers: int, port: int, env: dict[str, str], model: str) -> Non
     """
     names = ["octavo", "redis", "manager", *worker_names(workers), "gateway"]
     cluster = Cluster(workers=workers, port=port, env=env, on_line=ServiceLog(names))
-    await until_interrupted(_serve(cluster, model), cluster)
+    await _until_interrupted(_serve(cluster, model), cluster)
 
 
 async def _serve(cluster: Cluster, model: str) -> None:
@@ -29,11 +29,8 @@ async def _serve(cluster: Cluster, model: str) -> None:
         await cluster.keep_running()
 
 
-async def until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) -> bool:
-    """Run `work`; the first Ctrl-C, SIGTERM or SIGHUP cancels it, the second kills the cluster under it.
-
-    Returns whether it was interrupted.
-    """
+async def _until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) -> None:
+    """Run `work`; the first Ctrl-C, SIGTERM or SIGHUP cancels it, the next one kills the cluster under it."""
     task = asyncio.ensure_future(work)
     interrupted = False
 
@@ -54,7 +51,6 @@ async def until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) -
     except asyncio.CancelledError:
         if not interrupted:
             raise
-    return interrupted
 
 
 def _greet(cluster: Cluster, model: str) -> None:

@@ -21,6 +21,7 @@ STOP_SECONDS = 30.0
 RUN_SECONDS = 60.0
 DEMO_SECONDS = 180.0
 NOBODY = "127.0.0.1:9"
+FRANCE = "What is the capital of France?"
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Command:
 async def octavo(*arguments: str) -> AsyncIterator[Command]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "octavo", *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         process_group=0,
@@ -69,11 +70,24 @@ async def octavo(*arguments: str) -> AsyncIterator[Command]:
         await process.communicate()
 
 
-async def run(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of one `octavo`."""
+async def run(*arguments: str, typed: str = "") -> tuple[int, str]:
+    """Exit code and output of one `octavo` that finds `typed` on its standard input."""
     async with octavo(*arguments) as command:
+        assert command.process.stdin is not None
+        command.process.stdin.write(typed.encode())
+        command.process.stdin.close()
         code = await command.ends(RUN_SECONDS)
         return code, "".join(command.lines)
+
+
+async def interrupted_chat(address: str) -> tuple[int, str]:
+    """Exit code and output of a chat that gets Ctrl-C in the middle of its answer."""
+    async with octavo("chat", "--address", address, "--max-tokens", "3000", "Tell a long story.") as chat:
+        assert chat.process.stdout is not None
+        first = await chat.process.stdout.readexactly(1)
+        chat.press_ctrl_c()
+        code = await chat.ends()
+        return code, "".join([first.decode(), *chat.lines])
 
 
 async def all_gone(pids: Sequence[int]) -> None:
@@ -87,8 +101,10 @@ async def test_up_serves_chat_and_stats_until_ctrl_c() -> None:
         address = (await up.until(r"serves smollm2 at (\S+) with 1 worker"))[1]
         pids = descendants(up.process.pid)
 
-        said = await run("chat", "--address", address, "--max-tokens", "12", "What is the capital of France?")
-        again = await run("chat", "--address", address, "--max-tokens", "12", "What is the capital of France?")
+        said = await run("chat", "--address", address, "--max-tokens", "12", FRANCE)
+        again = await run("chat", "--address", address, "--max-tokens", "12", FRANCE)
+        talked = await run("chat", "--address", address, typed=f"{FRANCE}\nAnd what is the capital of Italy?\n")
+        code_when_interrupted, said_when_interrupted = await interrupted_chat(address)
         table = await run("stats", "--address", address)
         numbers = await run("stats", "--address", address, "--json")
         unknown = await run("chat", "--address", address, "--model", "gpt-17", "Hello?")
@@ -105,6 +121,10 @@ async def test_up_serves_chat_and_stats_until_ctrl_c() -> None:
     assert said[0] == 0
     assert "Paris" in said[1]
     assert again == said
+    assert talked[0] == 0
+    assert re.search(r"Paris(.|\n)*Rome", talked[1])
+    assert code_when_interrupted == 130
+    assert "Traceback" not in said_when_interrupted
     assert table[0] == 0
     assert "worker-0" in table[1]
     [worker] = json.loads(numbers[1])["workers"]

@@ -1,0 +1,65 @@
+"""What the `octavo` command shows, and what it does not wait for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from deploy.process import StartFailed
+from octavo.commands.console import readable
+from octavo.commands.problems import explained, speaking_to
+from octavo.errors import UnknownModel
+
+
+def test_a_log_event_is_shown_as_time_name_and_fields() -> None:
+    line = {
+        "time": "2026-01-02T03:04:05.678+00:00",
+        "level": "info",
+        "service": "worker",
+        "event": "serving",
+        "port": 7,
+    }
+
+    time, *rest = readable(json.dumps(line)).plain.split()
+
+    assert len(time) == len("03:04:05")
+    assert rest == ["serving", "port=7"]
+
+
+def test_a_traceback_is_shown_below_its_event() -> None:
+    line = {"time": "2026-01-02T03:04:05.678+00:00", "level": "error", "event": "step_failed", "traceback": "a\nb"}
+
+    assert readable(json.dumps(line)).plain.splitlines()[1:] == ["a", "b"]
+
+
+@pytest.mark.parametrize("line", ["Ready to accept connections", "{not json", '{"a": 1}', "[1]", ""])
+def test_any_other_line_is_shown_as_it_is(line: str) -> None:
+    assert readable(line).plain == line
+
+
+def test_expected_errors_are_explained_and_bugs_are_not() -> None:
+    assert explained(UnknownModel("no model x")) == "no model x"
+    assert explained(StartFailed("worker-0 exited with 1")) == "worker-0 exited with 1"
+    assert explained(KeyError("x")) is None
+
+
+def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
+    with pytest.raises(Exception, match="nothing answers at host:1; `octavo up` starts it"), speaking_to("host:1"):
+        raise ConnectionRefusedError("[Errno 111] connect")
+
+
+def test_help_waits_for_no_library() -> None:
+    program = """
+import sys
+from octavo.__main__ import main
+sys.argv = ["octavo", "--help"]
+try:
+    main()
+finally:
+    print({"grpc", "torch", "rich", "pydantic", "transformers"} & sys.modules.keys(), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stderr == "set()\n"
+    assert all(verb in done.stdout for verb in ("up", "chat", "stats", "model", "demo"))
