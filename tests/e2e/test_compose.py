@@ -58,7 +58,8 @@ def _output(*command: str, env: dict[str, str] | None = None) -> str:
 def stack() -> Iterator[Stack]:
     stack = Stack()
     try:
-        stack.compose("up", "--build", "--wait", "--quiet-pull")
+        stack.compose("--parallel", "1", "build")  # the images share steps
+        stack.compose("up", "--wait")
         yield stack
     except subprocess.CalledProcessError as error:
         error.add_note(stack.compose("logs", "--no-color", "--tail", "50"))

@@ -126,7 +126,7 @@ start_engine() {
 
 stop_engine() {
   trap - EXIT
-  docker image prune --force >/dev/null 2>&1 || true    # what newer builds have replaced
+  docker image prune --force --filter until=24h >/dev/null 2>&1 || true    # of builds that newer ones have replaced
   stop_dockerd
   restore_network
   rm -rf "$RUN"
