@@ -87,25 +87,34 @@ stop_dockerd() {
   timeout 60 tail --pid="$pid" -f /dev/null || kill -9 "$pid"
 }
 
-# Take back what dockerd leaves: its bridge, its packet filter rules, forwarding.
-# shellcheck disable=SC2086  # a policy is three words
+# Note how packets are forwarded before dockerd changes that. A run that was killed has noted it for us; where another
+# engine is at work, nothing is noted and so nothing will be taken from it.
+note_network() {
+  [[ -e $RUN/network ]] || ip link show docker0 >/dev/null 2>&1 ||
+    { cat /proc/sys/net/ipv4/ip_forward; iptables --list-rules FORWARD | sed -n 1p; } > "$RUN/network"
+}
+
+# Take back what dockerd leaves: its bridge, its packet filter rules, forwarding and its policy.
 restore_network() {
+  local forwarding policy
+  [[ -e $RUN/network ]] || return 0
+  { read -r forwarding; read -r policy; } < "$RUN/network"
   ip link delete docker0 2>/dev/null || true
   iptables-save | grep -vi docker | iptables-restore
-  iptables $forward_policy            # dockerd sets it to DROP
-  [[ $forwarding == 1 ]] || echo "$forwarding" > /proc/sys/net/ipv4/ip_forward
+  # shellcheck disable=SC2086  # a policy is three words
+  iptables $policy
+  echo "$forwarding" > /proc/sys/net/ipv4/ip_forward
 }
 
 start_engine() {
   [[ $(id -u) == 0 ]] || die "no Docker engine answers, and only root can start one"
   install_engine
-  mkdir -p "$RUN" "$ENGINE_HOME" "${LOCK%/*}"
+  mkdir -p "${LOCK%/*}"
   exec 9>"$LOCK"
   flock -n 9 || { say "waiting for another run's engine"; flock 9; }
+  mkdir -p "$RUN" "$ENGINE_HOME"
   stop_dockerd                        # of a run that was killed
-  ! ip link show docker0 >/dev/null 2>&1 || say "docker0 is there already: its rules will be removed at the end"
-  forwarding=$(cat /proc/sys/net/ipv4/ip_forward)
-  forward_policy=$(iptables -S FORWARD | sed -n 1p)
+  note_network
   trap stop_engine EXIT
   trap 'exit 130' INT TERM HUP
 
