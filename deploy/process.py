@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,13 @@ _LAST_WORDS_SECONDS = 1.0
 
 
 class StartFailed(Exception):
-    """A process did not come up. The message ends with the last lines it wrote."""
+    """A process did not come up."""
+
+    def __init__(self, what: str, last_lines: Sequence[str] = ()) -> None:
+        """`what` happened; `last_lines` are what the process wrote before, as it wrote them."""
+        super().__init__("\n    ".join([what, *last_lines]))
+        self.what = what
+        self.last_lines = tuple(last_lines)
 
 
 class Process:
@@ -124,19 +130,14 @@ class Process:
             if wanted.done():
                 wanted.result()
                 return
-            raise StartFailed(f"{self.name} {how_it_ended(self._reader().result())} {self.last_lines()}")
+            how = how_it_ended(self._reader().result())
+            raise StartFailed(f"{self.name} {how} before it was ready", list(self.lines)[-_SHOWN_LINES:])
         finally:
             wanted.cancel()
 
     async def exited(self) -> int:
         """Return its exit code when it has ended (negative: the number of the signal that killed it)."""
         return await asyncio.shield(self._reader())
-
-    def last_lines(self) -> str:
-        """The end of the log, for an error message."""
-        if not self.lines:
-            return "and wrote nothing"
-        return "\n".join(["and wrote:", *(f"    {line}" for line in list(self.lines)[-_SHOWN_LINES:])])
 
     # ---- stop ------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from deploy.process import StartFailed
-from octavo.commands.console import CommandFailed
+from octavo.commands.console import CommandFailed, readable
 from octavo.errors import OctavoError
 
-_EXPECTED = (CommandFailed, StartFailed, OctavoError, OSError)
+_EXPECTED = (CommandFailed, OctavoError, OSError)
 
 
 def explained(error: Exception) -> str | None:
     """What to tell the user; None for an error that nobody expected."""
+    if isinstance(error, StartFailed):
+        return "\n    ".join([error.what, *(readable(line).plain for line in error.last_lines)])
     return str(error) if isinstance(error, _EXPECTED) else None
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -53,14 +54,14 @@ class Command:
 
 
 @asynccontextmanager
-async def octavo(*arguments: str) -> AsyncIterator[Command]:
+async def octavo(*arguments: str, **env: str) -> AsyncIterator[Command]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "octavo", *arguments),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         process_group=0,
-        env={**os.environ, "OCTAVO_THREADS": "1"},
+        env={**os.environ, "OCTAVO_THREADS": "1", **env},
     )
     try:
         yield Command(process)
@@ -90,14 +91,19 @@ async def interrupted_chat(address: str) -> tuple[int, str]:
         return code, "".join([first.decode(), *chat.lines])
 
 
+def left_in(folder: Path) -> list[str]:
+    """What lies in a folder for temporary files, but for the cache that torch keeps there for its next run."""
+    return [entry.name for entry in folder.iterdir() if not entry.name.startswith("torchinductor_")]
+
+
 async def all_gone(pids: Sequence[int]) -> None:
     async with asyncio.timeout(STOP_SECONDS):
         for pid in pids:
             await gone(pid)
 
 
-async def test_up_serves_chat_and_stats_until_ctrl_c() -> None:
-    async with octavo("up", "--workers", "1", "--port", "0") as up:
+async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
+    async with octavo("up", "--workers", "1", "--port", "0", TMPDIR=str(tmp_path)) as up:
         address = (await up.until(r"serves smollm2 at (\S+) with 1 worker"))[1]
         pids = descendants(up.process.pid)
 
@@ -117,6 +123,7 @@ async def test_up_serves_chat_and_stats_until_ctrl_c() -> None:
 
     assert len(set(pids)) == 4 + 1
     await all_gone(pids)
+    assert left_in(tmp_path) == []
     assert code == 0
     assert said[0] == 0
     assert "Paris" in said[1]
@@ -135,8 +142,8 @@ async def test_up_serves_chat_and_stats_until_ctrl_c() -> None:
     assert "gpt-17" in unknown[1]
 
 
-async def test_ctrl_c_twice_while_everything_starts_leaves_nothing() -> None:
-    async with octavo("up", "--workers", "2", "--port", "0") as up:
+async def test_ctrl_c_twice_while_everything_starts_leaves_nothing(tmp_path: Path) -> None:
+    async with octavo("up", "--workers", "2", "--port", "0", TMPDIR=str(tmp_path)) as up:
         await up.until(r"manager .*serving")
         pids = descendants(up.process.pid)
         up.press_ctrl_c()
@@ -146,11 +153,12 @@ async def test_ctrl_c_twice_while_everything_starts_leaves_nothing() -> None:
 
     assert pids
     await all_gone(pids)
+    assert left_in(tmp_path) == []
 
 
-async def test_kill_leaves_nothing() -> None:
+async def test_kill_leaves_nothing(tmp_path: Path) -> None:
     """kill -9 of the parent: it cannot clean up, so the kernel does."""
-    async with octavo("up", "--workers", "2", "--port", "0") as up:
+    async with octavo("up", "--workers", "2", "--port", "0", TMPDIR=str(tmp_path)) as up:
         await up.until(r"gateway .*serving")
         pids = descendants(up.process.pid)
         up.process.kill()
@@ -158,6 +166,7 @@ async def test_kill_leaves_nothing() -> None:
 
         assert len(pids) == 5
         await all_gone(pids)
+    assert left_in(tmp_path) == []
 
 
 async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
@@ -177,6 +186,13 @@ async def test_where_nobody_answers_one_line_says_so(arguments: tuple[str, ...])
 
     assert code == 1
     assert said == f"octavo: nothing answers at {NOBODY}; `octavo up` starts it\n"
+
+
+async def test_a_service_that_cannot_start_ends_everything_with_its_last_words() -> None:
+    code, said = await run("up", "--workers", "1", "--port", "0", "--kv-memory", "lots")
+
+    assert code == 1
+    assert "octavo: worker-0 exited with 2 before it was ready\n    OCTAVO_KV_MEMORY=lots: " in said
 
 
 async def test_a_model_that_does_not_exist_is_said_in_one_line() -> None:

@@ -40,8 +40,14 @@ def test_any_other_line_is_shown_as_it_is(line: str) -> None:
 
 def test_expected_errors_are_explained_and_bugs_are_not() -> None:
     assert explained(UnknownModel("no model x")) == "no model x"
-    assert explained(StartFailed("worker-0 exited with 1")) == "worker-0 exited with 1"
+    assert explained(FileNotFoundError("no redis-server")) == "no redis-server"
     assert explained(KeyError("x")) is None
+
+
+def test_the_last_words_of_a_process_are_made_readable() -> None:
+    died = StartFailed("worker-0 exited with 1", ['{"event": "cannot_serve", "reason": "no room"}', "bye"])
+
+    assert explained(died) == "worker-0 exited with 1\n    --:--:-- cannot_serve reason=no room\n    bye"
 
 
 def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
