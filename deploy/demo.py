@@ -27,7 +27,6 @@ WORKERS = 2
 _INSTRUCTIONS = Path(__file__).with_name("tutor.md")
 _ANSWER_TOKENS = 24
 _REQUEST_SECONDS = 60.0
-_EXCERPT_WIDTH = 46
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +118,10 @@ def _doing(what: str) -> AbstractContextManager[object]:
 # ---- the visit -----------------------------------------------------------------------------------------------
 
 _QUESTIONS = {
-    "first question": "What is the capital of France?",
-    "second question": "What is the largest ocean?",
-    "third question": "Why does the moon shine?",
-    "fourth question": "What is the highest mountain in the world?",
+    "question 1": "What is the capital of France?",
+    "question 2": "What is the largest ocean?",
+    "question 3": "Why does the moon shine?",
+    "question 4": "What is the highest mountain in the world?",
 }
 _FOLLOW_UP = "And what is the capital of Italy?"
 _SAMPLED = "Write the first sentence of a story about a lighthouse."
@@ -134,7 +133,7 @@ async def visit(client: Client) -> Story:
     questions = [await _ask(client, title, _chat(question)) for title, question in _QUESTIONS.items()]
     first_question, first = next(iter(_QUESTIONS.values())), questions[0]
     history = [ChatMessage("assistant", first.texts[0]), ChatMessage("user", _FOLLOW_UP)]
-    follow_up = await _ask(client, "follow-up to the first", _chat(first_question, *history))
+    follow_up = await _ask(client, "follow-up to 1", _chat(first_question, *history))
     sampled = ChatPrompt((ChatMessage("user", _SAMPLED),))
     samples = await _ask(client, "four samples", sampled, samples=4, temperature=0.8, seed=7)
     return Story(questions=tuple(questions), follow_up=follow_up, samples=samples)
@@ -170,19 +169,19 @@ def check(story: Story) -> None:
         raise CommandFailed("the first question found something remembered, in a stack that had just started")
     for warm in (*story.questions[1:], story.follow_up):
         if warm.usage.cached_tokens == 0:
-            raise CommandFailed(f"the {warm.title} found nothing remembered")
+            raise CommandFailed(f"{warm.title} found nothing remembered")
     if not all(text for visit in story.visits for text in visit.texts):
         raise CommandFailed("an answer is empty")
 
 
 def as_table(story: Story) -> Table:
     """A row a request; the samples of one request under each other."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=True)
     for header in ("request", "worker"):
         table.add_column(header, no_wrap=True)
     for header in ("prompt", "cached", "first token", "tokens/s"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("text", no_wrap=True, overflow="ellipsis", max_width=_EXCERPT_WIDTH)
+    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)  # what the others leave
     for row in story.visits:
         usage = row.usage
         table.add_row(

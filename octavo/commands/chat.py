@@ -54,8 +54,9 @@ def _converse(client: SyncClient, said: list[ChatMessage], manner: Manner) -> No
 
 def _question() -> str | None:
     """What the user types, or None when there is nothing more to come."""
+    prompt = "\n> " if out.is_terminal else ""
     try:
-        while not (question := input("\n> ").strip()):
+        while not (question := input(prompt).strip()):
             pass
         return question
     except (EOFError, KeyboardInterrupt):
@@ -92,4 +93,5 @@ def _tell_cost(usage: Usage) -> None:
         f"{usage.worker_id}: {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens remembered, "
         f"first token after {usage.time_to_first_token_seconds:.2f} s{speed}",
         style="dim",
+        soft_wrap=True,
     )

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo.commands.console import CommandFailed, out
-from octavo.records import WorkerInfo
+from octavo.records import PoolSpec, WorkerInfo
 from octavo.service import CHANNEL_OPTIONS
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 from octavo.wire import worker_from_wire
@@ -41,12 +41,11 @@ def _fleet(address: str) -> gateway_pb2.GetFleetReply:
 
 def _table(workers: list[WorkerInfo]) -> Table:
     """A row a worker, fit for 80 columns."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
-    models = {f"{worker.pool.model} in {worker.pool.dtype}" for worker in workers}
-    table.title = escape(", ".join(sorted(models))) or "no workers"
-    table.caption = "pool, prompt, output: tokens. held, cached: of the pool. hit: of the prompt."
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
+    table.title = escape("; ".join(sorted({_pool_name(worker.pool) for worker in workers}))) or "no workers"
+    table.caption = "held, cached: of the pool. prompt, output: tokens. hit: of prompt."
     table.add_column("worker", no_wrap=True)
-    for header in ("runs", "waits", "pool", "held", "cached", "prompt", "hit", "output", "preempted"):
+    for header in ("runs", "waits", "held", "cached", "prompt", "hit", "output", "preempted"):
         table.add_column(header, justify="right", no_wrap=True)
     for worker in workers:
         load, pool = worker.load, worker.pool
@@ -54,7 +53,6 @@ def _table(workers: list[WorkerInfo]) -> Table:
             Text(f"{worker.worker_id} (draining)" if worker.draining else worker.worker_id),
             f"{load.running_sequences:,}",
             f"{load.waiting_sequences:,}",
-            f"{pool.num_blocks * pool.block_size:,}",
             _share(load.held_blocks, pool.num_blocks),
             _share(load.cached_blocks, pool.num_blocks),
             f"{load.prompt_tokens:,}",
@@ -63,6 +61,10 @@ def _table(workers: list[WorkerInfo]) -> Table:
             f"{load.preemptions:,}",
         )
     return table
+
+
+def _pool_name(pool: PoolSpec) -> str:
+    return f"{pool.model} in {pool.dtype}, room for {pool.num_blocks * pool.block_size:,} tokens a worker"
 
 
 def _share(part: int, whole: int) -> str:

@@ -64,8 +64,8 @@ def test_a_visit_that_shows_what_it_should_passes() -> None:
     ("replaced", "said"),
     [
         ({"questions": (visit("first", cached=16), visit("second", cached=560))}, "just started"),
-        ({"questions": (visit("first"), visit("second"))}, "the second found nothing"),
-        ({"follow_up": visit("follow-up")}, "the follow-up found nothing"),
+        ({"questions": (visit("first"), visit("second"))}, "second found nothing"),
+        ({"follow_up": visit("follow-up")}, "follow-up found nothing"),
         ({"samples": visit("samples", texts=("a", ""))}, "an answer is empty"),
     ],
 )
