@@ -218,6 +218,8 @@ class Dispatcher:
             for done in report.prefilled:
                 self._prefilled(visit, done.cached_tokens)
             for event in transcript.add(report):
+                if isinstance(event, Finished):
+                    visit.call.stop(event.sample)  # the worker does not see stop strings
                 yield event
         now = self._clock()
         yield Usage(

@@ -32,7 +32,7 @@ class WorkerCall:
     def __init__(self, stream: "_WorkerStream", request: int, samples: int) -> None:
         self._stream = stream
         self._request = request
-        self._unfinished = samples
+        self._live = set(range(samples))
         self._reports: list[StepReport] = []
         self._error: OctavoError | None = None
         self._news = asyncio.Event()
@@ -55,19 +55,25 @@ class WorkerCall:
 
     def put(self, report: StepReport) -> None:
         """For the stream: the worker said something about this request."""
-        self._unfinished -= len(report.finished)
+        self._live -= {end.sample for end in report.finished}
         self._reports.append(report)
         self._news.set()
 
     def fail(self, error: OctavoError) -> None:
         """For the stream: the worker says nothing more."""
-        self._unfinished = 0
+        self._live.clear()
         self._error = error
         self._news.set()
 
     def close(self) -> None:
         """Forget the request; a worker that has not finished it is told to stop."""
-        self._stream.forget(self._request, cancel=self._unfinished > 0)
+        self._stream.forget(self._request, cancel=bool(self._live))
+
+    def stop(self, sample: int) -> None:
+        """Let the worker make no more of a sample that others outlive; the last one's end is `close`."""
+        if sample in self._live and len(self._live) > 1:
+            self._live.remove(sample)
+            self._stream.cancel(self._request, sample)
 
 
 class _WorkerStream:
@@ -98,6 +104,10 @@ class _WorkerStream:
         """Take no more reports of a request, and tell the worker if it may still be at it."""
         if self._calls.pop(request, None) is not None and cancel:
             self._outgoing.put_nowait(worker_v1.ServeRequest(cancel=worker_v1.Cancel(request=request)))
+
+    def cancel(self, request: int, sample: int) -> None:
+        """Tell the worker to end one sample."""
+        self._outgoing.put_nowait(worker_v1.ServeRequest(cancel=worker_v1.Cancel(request=request, sample=sample)))
 
     async def run(self) -> None:
         """Carry messages until the stream is lost or this task is cancelled; then every call has ended."""

@@ -95,9 +95,9 @@ class Engine:
         """Tell the gateway that one request is not taken."""
         self._publish({outbox.key: StepReport(refused=(Refusal(request, error),))})
 
-    def cancel(self, outbox: Outbox, request: int) -> None:
-        """End a request without a word."""
-        self._scheduler.cancel(outbox.key, request)
+    def cancel(self, outbox: Outbox, request: int, sample: int | None = None) -> None:
+        """End a request, or one of its samples, without a word."""
+        self._scheduler.cancel(outbox.key, request, sample)
         self._wake()
 
     # ---- life ------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class WorkerServicer(v1_grpc.WorkerServicer):
                 except OctavoError as error:  # concerns this request only
                     self._engine.refuse(outbox, request.submit.request, error)
             case "cancel":
-                self._engine.cancel(outbox, request.cancel.request)
+                cancel = request.cancel
+                self._engine.cancel(outbox, cancel.request, cancel.sample if cancel.HasField("sample") else None)
             case _:
                 raise InvalidRequest("serve: an empty message, wanted submit or cancel")

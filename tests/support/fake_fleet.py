@@ -74,6 +74,8 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
         self.ends_streams = False
         self.submissions: list[Submission] = []
         self.cancelled: list[int] = []
+        self.cancelled_samples: list[tuple[int, int]] = []
+        """(request, sample)."""
         self.running: set[int] = set()
         self.streams = 0
         self.news = News()
@@ -115,6 +117,8 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
                 self.submissions.append(submission)
                 self.running.add(submission.request)
                 tasks[submission.request] = asyncio.create_task(self._run(submission, reports))
+            elif message.cancel.HasField("sample"):
+                self.cancelled_samples.append((message.cancel.request, message.cancel.sample))
             else:
                 self.cancelled.append(message.cancel.request)
                 tasks[message.cancel.request].cancel()

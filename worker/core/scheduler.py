@@ -87,9 +87,12 @@ class Scheduler:
         first.unborn = submission.samples - 1
         self._lineup.wait(first)
 
-    def cancel(self, gateway: GatewayKey, number: int) -> None:
-        """End a request without a word. One that is not there has just ended."""
-        self._drop(self._requests.find(gateway, number))
+    def cancel(self, gateway: GatewayKey, number: int, sample: int | None = None) -> None:
+        """End a request, or one of its samples, without a word. One that is not there has just ended."""
+        for request in self._requests.find(gateway, number):
+            for sequence in request.live.copy():
+                if sample is None or sequence.sample == sample:
+                    self._end(sequence)
 
     def cancel_gateway(self, gateway: GatewayKey) -> None:
         """End all that came on one stream."""

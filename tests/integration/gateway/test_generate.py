@@ -126,6 +126,17 @@ async def test_a_stop_string_over_token_borders_ends_the_text_and_the_work(fleet
     await busy.until(lambda worker: worker.cancelled == [1] and not worker.running)
 
 
+async def test_a_sample_that_met_a_stop_string_is_ended_at_the_worker_before_the_others(
+    fleet: FakeFleet, front: Gateway
+) -> None:
+    request = Generation(prompt=TextPrompt(TEXT), max_tokens=500, samples=3, stop=("を読",))
+    await front.client.complete(request)
+
+    [busy] = [worker for worker in fleet.workers if worker.submissions]
+    await busy.until(lambda worker: worker.cancelled == [1] and not worker.running)
+    assert busy.cancelled_samples == [(1, 0), (1, 1)]
+
+
 async def test_many_requests_at_once_each_get_their_own_words(front: Gateway) -> None:
     texts = [f"{at} {TEXT}" for at in range(40)]
     async with asyncio.TaskGroup() as group:

@@ -99,6 +99,23 @@ def test_all_samples_of_a_cancelled_request_are_gone_with_the_next_exchange():
     assert [len(tokens) for tokens in world.gateways.of(1).tokens.values()] == [3] * 8
 
 
+def test_one_cancelled_sample_of_eight_is_gone_and_the_others_go_on():
+    """S14: the first one too, which the others were forked from."""
+    for cancelled in (0, 5):
+        world = World(num_blocks=64, max_running=8)
+        world.submit(submission(1, prompt_of(1, 10), 20, samples=8, sampling=SAMPLED))
+        for _ in range(3):
+            world.step()
+        world.scheduler.cancel(GATEWAY, 1, cancelled)
+        world.run()
+        world.assert_at_rest()
+        heard = world.gateways.of(1)
+        assert {sample: len(tokens) for sample, tokens in heard.tokens.items()} == {
+            sample: 3 if sample == cancelled else len(world.solo(1, sample)) for sample in range(8)
+        }
+        assert all(heard.tokens[sample] == world.solo(1, sample) for sample in range(8) if sample != cancelled)
+
+
 def test_a_request_cancelled_while_its_fork_finds_too_few_blocks_leaves_nothing():
     """S14: eight samples, and blocks for five of them."""
     world = World(num_blocks=8, max_running=8)
