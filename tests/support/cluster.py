@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import torch
 from tokenizers import Tokenizer
 
 from deploy.local import Cluster
@@ -166,6 +167,7 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
 
 @cache
 def _greedy(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    torch.set_num_threads(1)  # more would fight with the workers for the cores, and lose time
     return tuple(solo_greedy(models_dir() / "smollm2", prompt, count))
 
 
