@@ -17,6 +17,10 @@ from hashlib import sha256
 from octavo.ids import BlockHash
 
 HASH_BYTES = 32
+
+TOKEN_BYTES = 4
+"""A token as it is hashed and compared: little-endian u32."""
+
 _VERSION = b"octavo block chain 1"
 
 
@@ -66,7 +70,7 @@ def digest_of(*fields: bytes) -> bytes:
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """The tokens as little-endian u32. Raises OverflowError for an id outside [0, 2^32)."""
-    words = array("I", tokens)
+    words = array("I", tokens)  # a mere copy where they are an array of u32 already
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()
@@ -80,7 +84,7 @@ def next_hash(parent: bytes, block_tokens: bytes) -> BlockHash:
 def block_hashes(root: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
     """Hashes of all full blocks of `tokens`, in order."""
     raw = token_bytes(tokens)
-    width = 4 * block_size
+    width = TOKEN_BYTES * block_size
     hashes: list[BlockHash] = []
     parent = root
     for start in range(0, len(raw) - width + 1, width):

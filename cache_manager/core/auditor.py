@@ -53,12 +53,13 @@ class Auditor:
 
     def _table_violations(self, table: BlockTable) -> Iterator[str]:
         length, size = table.length, table.block_size
-        if not length <= table.reserved <= len(table.blocks) * size:
-            yield f"length {length}, reserved {table.reserved}, room for {len(table.blocks) * size}"
+        held = len(table.blocks) * size
+        if not length <= table.reserved <= table.room <= held:
+            yield f"length {length}, reserved {table.reserved}, room {table.room}, blocks for {held}"
         if len(set(table.blocks)) != len(table.blocks):
             yield "a block stands twice in its table"
-        # The tail is writable if anything is reserved; blocks behind it always are.
-        first = table.full_blocks if table.reserved > length else blocks_needed(length, size)
+        # The tail is writable if there is room in it; blocks behind it always are.
+        first = table.full_blocks if table.room > length else blocks_needed(length, size)
         for block in table.blocks[first:]:
             if self._pool.references(block) != 1 or self._pool.is_published(block):
                 yield f"block {block} is to be written, and others can see it"

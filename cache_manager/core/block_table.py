@@ -1,18 +1,19 @@
 """Where a sequence's positions live: position p in block `blocks[p // S]`, at offset `p % S`.
 
 Invariants, for a block size S:
-- `len(tokens) = 4 * length`; `length <= reserved <= S * len(blocks)`.
+- `len(tokens) <= reserved <= room <= S * len(blocks)`.
 - A table grows at its end only; an entry changes by copy-on-write, or when an equal block was published first.
-- Positions [length, reserved) are writable: their blocks belong to this table alone and are not published.
+- Positions [length, reserved) were asked for, and [length, room) are writable: their blocks belong to this table alone
+  and are not published. So most reserves of a decoding sequence find their position there and change one number.
 - The first `published` blocks are in the prefix index, each under this sequence's own hash.
 """
 
+from array import array
 from dataclasses import dataclass
 
-from octavo.ids import BlockHash, BlockId
-
-TOKEN_BYTES = 4
-"""A token as it is hashed and compared: little-endian u32."""
+from octavo.errors import UnknownSequence
+from octavo.hashing import token_bytes
+from octavo.ids import BlockHash, BlockId, SequenceId
 
 
 def blocks_needed(positions: int, block_size: int) -> int:
@@ -28,32 +29,34 @@ class BlockTable:
     root: BlockHash
     """Stands before its first block in the hash chain."""
     blocks: list[BlockId]
-    tokens: bytearray
-    """The committed ones, TOKEN_BYTES each."""
+    tokens: "array[int]"
+    """The committed ones, u32."""
     reserved: int
-    """End of the writable positions."""
+    """End of the positions that may be committed."""
+    room: int
+    """End of the positions that can be reserved without a block and without a copy."""
     published: int
     """Leading blocks that are in the prefix index."""
 
     @property
     def length(self) -> int:
         """Committed positions."""
-        return len(self.tokens) // TOKEN_BYTES
+        return len(self.tokens)
 
     @property
     def full_blocks(self) -> int:
         """Blocks whose positions are all committed; also the index of the tail, the block after them."""
-        return len(self.tokens) // (TOKEN_BYTES * self.block_size)
+        return len(self.tokens) // self.block_size
 
     @property
     def has_tail(self) -> bool:
         """Whether the last committed position lies in a block that is not full."""
-        return len(self.tokens) % (TOKEN_BYTES * self.block_size) > 0
+        return len(self.tokens) % self.block_size > 0
 
     def block_tokens(self, index: int) -> bytes:
-        """Tokens of a full block."""
-        width = TOKEN_BYTES * self.block_size
-        return bytes(self.tokens[index * width : (index + 1) * width])
+        """Tokens of a full block, as they are hashed and compared."""
+        start = index * self.block_size
+        return token_bytes(self.tokens[start : start + self.block_size])
 
     def missing(self, end: int) -> int:
         """Blocks to add before position `end - 1` has a place."""
@@ -66,8 +69,9 @@ class BlockTable:
             block_size=self.block_size,
             root=self.root,
             blocks=self.blocks[:used],
-            tokens=bytearray(self.tokens),
+            tokens=self.tokens[:],
             reserved=self.length,
+            room=self.length,
             published=self.published,
         )
 
@@ -76,7 +80,14 @@ class BlockTable:
         used = blocks_needed(length, self.block_size)
         cut = self.blocks[used:]
         del self.blocks[used:]
-        del self.tokens[TOKEN_BYTES * length :]
-        self.reserved = length
+        del self.tokens[length:]
+        self.reserved = self.room = length
         self.published = min(self.published, self.full_blocks)
         return cut
+
+
+class BlockTables(dict[SequenceId, BlockTable]):
+    """The tables of all sequences in the books. To ask for another one raises UnknownSequence."""
+
+    def __missing__(self, sequence: SequenceId) -> BlockTable:
+        raise UnknownSequence(f"sequence {sequence} is not in the books")

@@ -5,9 +5,10 @@ before any of it happens. It raises at the first wrong part and changes nothing,
 Whether there are enough blocks is not judged here: that is an answer (`unmet`), not an error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from cache_manager.core.block_table import BlockTable
+from cache_manager.core.block_table import BlockTables
+from cache_manager.core.vocabulary import Vocabulary
 from octavo.errors import InvalidRequest, UnknownSequence
 from octavo.ids import SequenceId
 from octavo.records import Exchange, PoolSpec
@@ -16,8 +17,9 @@ from octavo.records import Exchange, PoolSpec
 class Draft:
     """The future of some books, as far as rules need it: who exists, how long, how far writable."""
 
-    def __init__(self, spec: PoolSpec, tables: Mapping[SequenceId, BlockTable]) -> None:
+    def __init__(self, spec: PoolSpec, vocabulary: Vocabulary, tables: BlockTables) -> None:
         self._spec = spec
+        self._vocabulary = vocabulary
         self._tables = tables
         self._extents: dict[SequenceId, tuple[int, int]] = {}
         """(length, end of the writable positions) of the sequences touched so far."""
@@ -54,11 +56,8 @@ class Draft:
     def commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """Only reserved positions can have been written."""
         length, reserved = self._extent(sequence)
-        end = length + len(tokens)
-        if end > reserved:
-            raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, reserved up to {reserved}")
-        self._judge_tokens(sequence, tokens)
-        self._extents[sequence] = (end, reserved)
+        judge_commit(sequence, tokens, length, reserved, self._vocabulary)
+        self._extents[sequence] = (length + len(tokens), reserved)
 
     def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
         """Children are new. They may turn out unmet, so nothing but a reserve may build on them in one exchange."""
@@ -67,7 +66,7 @@ class Draft:
             raise InvalidRequest(f"children of sequence {parent}: wanted 0, at least 1 is needed")
         for child in children:
             self._judge_new(child, exists=child in self._tables)
-        self._judge_count(parent, reserve)
+        judge_count(parent, reserve)
 
     def free(self, sequence: SequenceId) -> None:
         """Nothing is freed twice."""
@@ -82,22 +81,20 @@ class Draft:
                 f"tokens of sequence {sequence}: {len(tokens)} of them, "
                 f"from 1 to {self._spec.capacity_tokens} (capacity_tokens) can be held"
             )
-        self._judge_tokens(sequence, tokens)
+        judge_tokens(sequence, tokens, self._vocabulary)
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Any count will do; too large a one is unmet."""
         if sequence not in self._born:
             self._extent(sequence)
-        self._judge_count(sequence, count)
+        judge_count(sequence, count)
 
     def _extent(self, sequence: SequenceId) -> tuple[int, int]:
         """Length and writable end of a sequence that was there before the exchange and still is."""
         extent = self._extents.get(sequence)
         if extent is None:
-            table = self._tables.get(sequence)
-            if table is None:
-                raise UnknownSequence(f"sequence {sequence} is not in the books")
-            extent = (table.length, table.reserved)
+            table = self._tables[sequence]
+            extent = (len(table.tokens), table.reserved)
         if sequence in self._freed:
             raise UnknownSequence(f"sequence {sequence} is freed already")
         return extent
@@ -107,14 +104,25 @@ class Draft:
             raise InvalidRequest(f"sequence {sequence} is in the books already")
         self._born.add(sequence)
 
-    def _judge_tokens(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self._spec.vocab_size:
-            wrong = next(token for token in tokens if not 0 <= token < self._spec.vocab_size)
-            raise InvalidRequest(
-                f"tokens of sequence {sequence}: token id {wrong}, vocab_size is {self._spec.vocab_size}"
-            )
 
-    @staticmethod
-    def _judge_count(sequence: SequenceId, count: int) -> None:
-        if count < 0:
-            raise InvalidRequest(f"count reserved for sequence {sequence}: wanted {count}, at least 0 is needed")
+def judge_commit(
+    sequence: SequenceId, tokens: Sequence[int], length: int, reserved: int, vocabulary: Vocabulary
+) -> None:
+    """Tokens fit into the reserved positions, if they are appended to a sequence of this length."""
+    end = length + len(tokens)
+    if end > reserved:
+        raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, reserved up to {reserved}")
+    judge_tokens(sequence, tokens, vocabulary)
+
+
+def judge_tokens(sequence: SequenceId, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
+    """All are in the vocabulary."""
+    if not vocabulary.holds(tokens):
+        wrong = vocabulary.first_stranger(tokens)
+        raise InvalidRequest(f"tokens of sequence {sequence}: token id {wrong}, vocab_size is {vocabulary.size}")
+
+
+def judge_count(sequence: SequenceId, count: int) -> None:
+    """Any count will do that is one."""
+    if count < 0:
+        raise InvalidRequest(f"count reserved for sequence {sequence}: wanted {count}, at least 0 is needed")

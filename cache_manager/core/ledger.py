@@ -17,17 +17,19 @@ the first block is taken. What the worker must be told gathers until the next gr
 index must be told, until `take_changes`.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from cache_manager.core.auditor import Auditor
 from cache_manager.core.block_pool import BlockPool
-from cache_manager.core.block_table import TOKEN_BYTES, BlockTable
+from cache_manager.core.block_table import BlockTable, BlockTables
 from cache_manager.core.changes import Change, Evicted, LedgerStats, Published
-from cache_manager.core.draft import Draft
+from cache_manager.core.draft import Draft, judge_commit, judge_count
 from cache_manager.core.prefix_index import NextHash, PrefixIndex
-from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
+from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
+from octavo.errors import InvalidRequest, PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
 from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
 from octavo.records import Attach, BlockCopy, Exchange, Fork, Grant, PoolAudit, PoolSpec, Reservation, TableChange
@@ -52,12 +54,14 @@ class Ledger:
         """
         _require_within("num_blocks", spec.num_blocks, MAX_BLOCKS)
         _require_within("block_size", spec.block_size, MAX_BLOCK_SIZE)
+        _require_within("vocab_size", spec.vocab_size, MAX_VOCAB_SIZE)
         self.spec = spec
         self.epoch = epoch
         self._root = lru_cache(_ROOTS_REMEMBERED)(self._compute_root)
         self._pool = BlockPool(spec.num_blocks)
         self._index = PrefixIndex(spec.num_blocks, spec.block_size, next_hash)
-        self._tables: dict[SequenceId, BlockTable] = {}
+        self._vocabulary = Vocabulary(spec.vocab_size)
+        self._tables = BlockTables()
         self._auditor = Auditor(self._pool, self._index, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes: list[Change] = []
@@ -71,11 +75,11 @@ class Ledger:
 
     def length(self, sequence: SequenceId) -> int:
         """Committed positions. Raises UnknownSequence."""
-        return self._table(sequence).length
+        return self._tables[sequence].length
 
     def blocks(self, sequence: SequenceId) -> tuple[BlockId, ...]:
         """The sequence's block table. Raises UnknownSequence."""
-        return tuple(self._table(sequence).blocks)
+        return tuple(self._tables[sequence].blocks)
 
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without an owner, the next to be allocated first."""
@@ -122,8 +126,9 @@ class Ledger:
             UnknownSequence: it is not in the books.
             InvalidRequest: the count is negative.
         """
-        self._draft().reserve(sequence, count)
-        self._reserve(sequence, count)
+        table = self._tables[sequence]
+        judge_count(sequence, count)
+        self._reserve(sequence, table, count)
 
     def commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """Append tokens whose keys and values were written, and publish the blocks that became full.
@@ -132,8 +137,9 @@ class Ledger:
             UnknownSequence: it is not in the books.
             InvalidRequest: they reach beyond the reserved positions, or one is no token.
         """
-        self._draft().commit(sequence, tokens)
-        self._commit(sequence, tokens)
+        table = self._tables[sequence]
+        judge_commit(sequence, tokens, len(table.tokens), table.reserved, self._vocabulary)
+        self._commit(sequence, table, tokens)
 
     def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int = 0) -> None:
         """Create children that alias the parent's committed positions and can each write `reserve` more.
@@ -182,7 +188,7 @@ class Ledger:
         for truncation in exchange.truncations:
             self._truncate(truncation.sequence, truncation.length)
         for commit in exchange.commits:
-            self._commit(commit.sequence, commit.tokens)
+            self._commit(commit.sequence, self._tables[commit.sequence], commit.tokens)
         unmet_children = self._fork_all(exchange.forks)
         for sequence in exchange.finished:
             self._free(sequence)
@@ -216,13 +222,7 @@ class Ledger:
         assert not violations, violations
 
     def _draft(self) -> Draft:
-        return Draft(self.spec, self._tables)
-
-    def _table(self, sequence: SequenceId) -> BlockTable:
-        table = self._tables.get(sequence)
-        if table is None:
-            raise UnknownSequence(f"sequence {sequence} is not in the books")
-        return table
+        return Draft(self.spec, self._vocabulary, self._tables)
 
     def _compute_root(self, salt: bytes) -> BlockHash:
         return self.spec.chain_root(salt).hash()
@@ -234,8 +234,10 @@ class Ledger:
         for block in hits:
             self._pool.share(block)
         reused = len(hits) * size
-        committed = bytearray(raw[: reused * TOKEN_BYTES])
-        self._tables[sequence] = BlockTable(size, root, hits, committed, reserved=reused, published=len(hits))
+        committed = array("I", tokens[:reused])
+        self._tables[sequence] = BlockTable(
+            size, root, hits, committed, reserved=reused, room=reused, published=len(hits)
+        )
         self._tell_from(sequence, 0)
         self._stats.attached_sequences += 1
         self._stats.attached_tokens += len(tokens)
@@ -243,11 +245,15 @@ class Ledger:
         self._stats.too_short_to_hit += limit == 0
         return reused
 
-    def _reserve(self, sequence: SequenceId, count: int) -> None:
-        table = self._tables[sequence]
-        end = table.length + count
-        if end <= table.reserved:
-            return
+    def _reserve(self, sequence: SequenceId, table: BlockTable, count: int) -> None:
+        end = len(table.tokens) + count
+        if end > table.room:
+            self._make_room(sequence, table, end)
+        if end > table.reserved:
+            table.reserved = end
+
+    def _make_room(self, sequence: SequenceId, table: BlockTable, end: int) -> None:
+        """Allocate up to position `end`, and copy the tail if a write to it would show elsewhere."""
         copied, missing = self._must_copy_tail(table), table.missing(end)
         if copied or missing:
             self._require_available(copied + missing)
@@ -256,10 +262,10 @@ class Ledger:
         if missing:
             self._tell_from(sequence, len(table.blocks))
             table.blocks.extend([self._allocate() for _ in range(missing)])
-        table.reserved = end
+        table.room = len(table.blocks) * table.block_size
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
-        if table.reserved > table.length or not table.has_tail:
+        if table.room > table.length or not table.has_tail:
             return False  # writable already, or nothing in it to keep
         tail = table.blocks[table.full_blocks]
         return self._pool.references(tail) > 1 or self._pool.is_published(tail)
@@ -273,11 +279,11 @@ class Ledger:
         self._tell_from(sequence, index)
         self._stats.copied_blocks += 1
 
-    def _commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        table = self._tables[sequence]
-        full_before = table.full_blocks
-        table.tokens += token_bytes(tokens)
-        for index in range(full_before, table.full_blocks):
+    def _commit(self, sequence: SequenceId, table: BlockTable, tokens: Sequence[int]) -> None:
+        size, known = table.block_size, table.tokens
+        full_before = len(known) // size
+        known.extend(tokens)
+        for index in range(full_before, len(known) // size):
             if table.published == index:  # a collision before it would leave a hole
                 self._publish(sequence, table, index)
 
@@ -307,13 +313,13 @@ class Ledger:
             each = branch.has_tail + branch.missing(branch.length + reserve)
             self._require_available(len(children) * each)
         if branch.has_tail:
-            table.reserved = table.length
+            table.reserved = table.room = table.length
         for child in children:
             for block in branch.blocks:
                 self._pool.share(block)
-            self._tables[child] = branch.fork()
+            self._tables[child] = own = branch.fork()
             self._tell_from(child, 0)
-            self._reserve(child, reserve)
+            self._reserve(child, own, reserve)
 
     def _truncate(self, sequence: SequenceId, length: int) -> None:
         self._release(self._tables[sequence].truncate(length))
@@ -355,12 +361,13 @@ class Ledger:
         unmet: list[SequenceId] = []
         for reserve in reserves:
             sequence, count = reserve.sequence, reserve.count
-            if sequence not in self._tables:
+            table = self._tables.get(sequence)
+            if table is None:
                 continue  # a child that is unmet already
             if sequence in ends:
-                count = min(count, ends[sequence] - self._tables[sequence].length)
+                count = min(count, ends[sequence] - table.length)
             try:
-                self._reserve(sequence, count)
+                self._reserve(sequence, table, count)
             except PoolExhausted:
                 unmet.append(sequence)
         return unmet

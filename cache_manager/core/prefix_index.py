@@ -11,7 +11,7 @@ Invariants:
 
 from collections.abc import Callable, Iterator
 
-from cache_manager.core.block_table import TOKEN_BYTES
+from octavo.hashing import TOKEN_BYTES
 from octavo.ids import BlockHash, BlockId
 from octavo.index_schema import MEMBER_BYTES
 

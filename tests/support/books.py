@@ -1,5 +1,6 @@
 """Builders and readers for the books of the cache manager."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import _lru_cache_wrapper
 from typing import Any
@@ -88,11 +89,9 @@ def state_of(thing: Any) -> Any:
     """Everything an object knows, as plain values, so that before and after can be compared."""
     if isinstance(thing, _lru_cache_wrapper):
         return None  # remembers, but does not matter
-    if isinstance(thing, bytearray):
-        return bytes(thing)
     if isinstance(thing, dict):
         return [(state_of(key), state_of(value)) for key, value in thing.items()]
-    if isinstance(thing, (list, tuple, set)):
+    if isinstance(thing, (list, tuple, set, array)):
         return [state_of(item) for item in thing]
     if callable(thing) or isinstance(thing, (int, float, str, bytes, type(None))):
         return thing

@@ -1,3 +1,5 @@
+from array import array
+
 import pytest
 
 from cache_manager.core.block_table import BlockTable, blocks_needed
@@ -9,7 +11,15 @@ def table_of(length: int, *, reserved: int = 0, size: int = 4) -> BlockTable:
     """Blocks 10, 11, ... over tokens 0, 1, ..., with every full block published."""
     reserved = max(length, reserved)
     blocks = [10 + index for index in range(blocks_needed(reserved, size))]
-    return BlockTable(size, BlockHash(b"root"), blocks, bytearray(token_bytes(range(length))), reserved, length // size)
+    return BlockTable(
+        block_size=size,
+        root=BlockHash(b"root"),
+        blocks=blocks,
+        tokens=array("I", range(length)),
+        reserved=reserved,
+        room=len(blocks) * size,
+        published=length // size,
+    )
 
 
 @pytest.mark.parametrize(("positions", "blocks"), [(0, 0), (1, 1), (3, 1), (4, 1), (5, 2), (7, 2), (8, 2), (9, 3)])
@@ -39,7 +49,8 @@ def test_blocks_are_missing_only_beyond_the_last_one(end, missing):
 def test_a_fork_covers_the_committed_positions_only():
     parent = table_of(6, reserved=12)
     child = parent.fork()
-    assert (child.blocks, child.length, child.reserved, child.published) == ([10, 11], 6, 6, 1)
+    assert (child.blocks, child.length, child.published) == ([10, 11], 6, 1)
+    assert child.reserved == child.room == 6
     assert parent.blocks == [10, 11, 12]
 
 
@@ -47,7 +58,7 @@ def test_a_fork_goes_its_own_way():
     parent = table_of(6)
     child = parent.fork()
     child.blocks[1] = 99
-    child.tokens += token_bytes([77])
+    child.tokens.append(77)
     assert (parent.blocks, parent.length) == ([10, 11], 6)
 
 
@@ -67,10 +78,11 @@ def test_truncation_cuts_the_blocks_behind(length, kept, cut, published):
     """Boundary lengths kS-1, kS, kS+1."""
     table = table_of(9)
     assert table.truncate(length) == cut
-    assert (table.blocks, table.length, table.reserved, table.published) == (kept, length, length, published)
+    assert (table.blocks, table.length, table.published) == (kept, length, published)
+    assert table.reserved == table.room == length
 
 
 def test_truncation_to_the_same_length_gives_the_reservation_back():
     table = table_of(6, reserved=12)
     assert table.truncate(6) == [12]
-    assert (table.blocks, table.reserved) == ([10, 11], 6)
+    assert (table.blocks, table.reserved, table.room) == ([10, 11], 6, 6)

@@ -111,6 +111,17 @@ class TestReserve:
         assert len(ledger.blocks(A)) == blocks
         ledger.check()
 
+    def test_the_rest_of_a_block_is_there_before_it_is_asked_for_but_not_to_be_committed(self):
+        ledger = open_ledger()
+        compute(ledger, A, tokens_of(0, 5))
+        blocks = ledger.blocks(A)
+        with pytest.raises(InvalidRequest, match="end at 6, reserved up to 5"):
+            ledger.commit(A, [5])
+        ledger.reserve(A, 3)
+        assert ledger.blocks(A) == blocks
+        ledger.commit(A, [5, 6, 7])
+        ledger.check()
+
     def test_asking_again_changes_nothing(self):
         ledger = open_ledger()
         ledger.attach(A, [1])
@@ -456,8 +467,8 @@ class TestRefusals:
             call(ledger)
         assert state_of(ledger) == before
 
-    @pytest.mark.parametrize("field", ["num_blocks", "block_size"])
-    @pytest.mark.parametrize("value", [0, -1, 1 << 31])
+    @pytest.mark.parametrize("field", ["num_blocks", "block_size", "vocab_size"])
+    @pytest.mark.parametrize("value", [0, -1, (1 << 31) + 1])
     def test_an_impossible_pool_is_refused(self, field, value):
         with pytest.raises(InvalidRequest, match=f"{field}: {value}, from 1 to"):
             open_ledger(**{field: value})
@@ -479,7 +490,10 @@ class TestAudit:
             (lambda ledger: ledger._pool.share(0), "block 0 has 2 references, 1 tables name it"),
             (lambda ledger: ledger._index.forget(1), "pool and index differ on whether block 1 is published"),
             (lambda ledger: ledger._tables[A].blocks.append(0), "sequence 1: a block stands twice in its table"),
-            (lambda ledger: setattr(ledger._tables[A], "reserved", 99), "length 9, reserved 99, room for 12"),
+            (
+                lambda ledger: setattr(ledger._tables[A], "reserved", 99),
+                "length 9, reserved 99, room 12, blocks for 12",
+            ),
             (lambda ledger: setattr(ledger._tables[A], "published", 3), "3 blocks published, 2 full"),
             (
                 lambda ledger: ledger._tables[A].tokens.__setitem__(0, 9),
