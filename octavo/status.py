@@ -9,21 +9,26 @@ where that can be told.
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from octavo import errors
 
 log = logging.getLogger("octavo.status")
 
 REASON_KEY = "octavo-reason"
+
+MAX_MESSAGE_CHARACTERS = 500
+"""Of an error. It travels in a trailer that gRPC drops, and the status with it, from 8 KiB on; a character may take 12
+bytes there. Messages show what the caller sent, which may be megabytes."""
+
+_FIELDS_LOOKED_AT = 10_000
+"""Of a message that does not parse. One of megabytes may have millions, and nobody else is answered meanwhile."""
 
 Context = Any
 """grpc.aio.ServicerContext, which is generic for type checkers and not when it runs."""
@@ -144,9 +149,18 @@ async def _abort(context: Context, error: Exception, method: str) -> None:
         raise error
     if isinstance(error, errors.OctavoError):
         reason = ((REASON_KEY, type(error).__name__),)
-        await context.abort(STATUS_OF[type(error)], str(error), reason)
+        await context.abort(STATUS_OF[type(error)], _shortened(str(error)), reason)
     log.error("call_failed", exc_info=error, extra={"method": method})
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; see the server's log")
+
+
+def _shortened(message: str) -> str:
+    """A message that a trailer can carry: of a longer one, its beginning and its end."""
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    gap = f" … {len(message)} characters in all … "
+    kept = MAX_MESSAGE_CHARACTERS - len(gap)
+    return message[: kept - kept // 2] + gap + message[-(kept // 2) :]
 
 
 def _well_formed(request: Any) -> Any:
@@ -180,27 +194,58 @@ def _problem(raw: bytes, message: Any) -> str:
     if message is None:
         return f"message of {len(raw)} bytes does not parse"
     descriptor: Descriptor = message.DESCRIPTOR
-    field = _broken_text(raw, descriptor, "")
+    field = _broken_text(raw, descriptor, "", iter(range(_FIELDS_LOOKED_AT)))
     return field or f"{descriptor.full_name}: message of {len(raw)} bytes does not parse"
 
 
-def _broken_text(raw: bytes, descriptor: Descriptor, path: str) -> str | None:
-    """The first string field that is not UTF-8, as "path: why", or None."""
-    carrier = Empty()  # every field is unknown to it, so it checks none
-    try:
-        carrier.ParseFromString(raw)
-    except DecodeError:
-        return None
-    for unknown in UnknownFieldSet(carrier):
-        field: FieldDescriptor | None = descriptor.fields_by_number.get(unknown.field_number)
-        if field is None or not isinstance(unknown.data, bytes):
+def _broken_text(raw: bytes, descriptor: Descriptor, path: str, turns: Iterator[int]) -> str | None:
+    """The first string field that is not UTF-8, as "path: why", or None if none is found in so many turns."""
+    for number, content in _fields(raw):
+        if next(turns, None) is None:
+            return None
+        field: FieldDescriptor | None = descriptor.fields_by_number.get(number)
+        if field is None or content is None:
             continue
         name = f"{path}{field.name}"
         if field.type == FieldDescriptor.TYPE_STRING:
             try:
-                unknown.data.decode()
+                content.decode()
             except UnicodeDecodeError as error:
-                return f"{name}: not UTF-8 at byte {error.start} of {len(unknown.data)}"
-        elif field.message_type is not None and (problem := _broken_text(unknown.data, field.message_type, f"{name}.")):
+                return f"{name}: not UTF-8 at byte {error.start} of {len(content)}"
+        elif (part := field.message_type) is not None and (problem := _broken_text(content, part, f"{name}.", turns)):
             return problem
     return None
+
+
+def _fields(raw: bytes) -> Iterator[tuple[int, bytes | None]]:
+    """(number, content) of a message's fields, as far as they can be told apart; a number's content is None."""
+    at = 0
+    with contextlib.suppress(IndexError):  # the message ends within a number
+        while at < len(raw):
+            tag, at = _varint(raw, at)
+            content = None
+            match tag & 7:
+                case 0:
+                    _, at = _varint(raw, at)
+                case 1:
+                    at += 8
+                case 2:
+                    size, at = _varint(raw, at)
+                    content, at = raw[at : at + size], at + size
+                case 5:
+                    at += 4
+                case _:  # a group, which proto3 has not
+                    return
+            if at <= len(raw):
+                yield tag >> 3, content
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """The number at `at`, and where it ends. Raises IndexError when there is none that ends in time."""
+    value = shift = 0
+    while raw[at] & 0x80:
+        value |= (raw[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if shift >= 70:
+            raise IndexError("a number of more than ten bytes")
+    return value | raw[at] << shift, at + 1

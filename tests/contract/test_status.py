@@ -10,7 +10,15 @@ import pytest
 
 from octavo import errors
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.status import REASON_KEY, STATUS_OF, StatusInterceptor, error_from, error_named, translated
+from octavo.status import (
+    MAX_MESSAGE_CHARACTERS,
+    REASON_KEY,
+    STATUS_OF,
+    StatusInterceptor,
+    error_from,
+    error_named,
+    translated,
+)
 from octavo.v1 import cache_manager_pb2 as v1
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
@@ -25,6 +33,8 @@ def subclasses(cls: type[OctavoError]) -> Iterator[type[OctavoError]]:
 
 def raise_named(name: str) -> None:
     """What the servicer below does: any error of ours by its name, or one of Python's."""
+    if name.startswith("echo "):
+        raise InvalidRequest(name)
     if name in vars(errors):
         raise error_named(name, MESSAGE)
     raise {"KeyError": KeyError, "AssertionError": AssertionError}[name]("a secret of the server")
@@ -142,6 +152,48 @@ async def test_the_field_s_name_is_the_path_to_it(channel: grpc.aio.Channel) -> 
     broken = message.SerializeToString().replace(b"wxyz", b"\xffxyz")
     with pytest.raises(InvalidRequest, match=r"^register\.pool\.model: not UTF-8 at byte 0 of 4$"), translated():
         await call(channel, "unary_unary", broken, method="nested")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("character", ["x", "é", "\U0001f600"])
+async def test_a_message_of_any_length_arrives_with_its_status(
+    channel: grpc.aio.Channel, kind: str, character: str
+) -> None:
+    """gRPC would put RESOURCE_EXHAUSTED and words of its own in the place of a status with so long a message."""
+    message = f"echo {character * 1_000_000} end"
+    with pytest.raises(InvalidRequest) as raised, translated():
+        await call(channel, kind, asking_for(message))
+    told = str(raised.value)
+    assert len(told) == MAX_MESSAGE_CHARACTERS
+    assert (told[:9], told[-5:]) == (message[:9], message[-5:])
+    assert "1000009 characters in all" in told
+
+
+async def test_a_broken_text_is_found_behind_fields_of_every_kind(channel: grpc.aio.Channel) -> None:
+    """A varint, 8 bytes, 4 bytes and a string that this version of the schema does not know."""
+    unknown = b"\x78\xff\x01" + b"\x79" + b"8" * 8 + b"\x7d" + b"4" * 4 + b"\x7a\x02ab"
+    with pytest.raises(InvalidRequest, match=r"^worker_id: not UTF-8 at byte 0 of 1$"), translated():
+        await call(channel, "unary_unary", unknown + b"\x0a\x01\xff")
+
+
+@pytest.mark.parametrize("filler", [b"\x78\x01", b"\x0a\x00"], ids=["unknown fields", "known fields"])
+async def test_nobody_counts_the_fields_of_a_message_without_end(channel: grpc.aio.Channel, filler: bytes) -> None:
+    """Its fault stands where looking for it would hold everybody else up."""
+    raw = filler * 1_000_000 + b"\x0a\x01\xff"
+    with (
+        pytest.raises(InvalidRequest, match=rf"message of {len(raw)} bytes does not parse$"),
+        translated(),
+    ):
+        await call(channel, "unary_unary", raw)
+
+
+@pytest.mark.parametrize("raw", [b"\xff" * 1_000_000, b"\x0b" * 1_000, b"\x0a", b"\x08\x80", b"\x09\x00"])
+async def test_bytes_that_make_no_fields_are_refused(channel: grpc.aio.Channel, raw: bytes) -> None:
+    with (
+        pytest.raises(InvalidRequest, match=rf"message of {len(raw)} bytes does not parse$"),
+        translated(),
+    ):
+        await call(channel, "unary_unary", raw)
 
 
 @pytest.mark.parametrize("kind", KINDS)
