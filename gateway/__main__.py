@@ -21,13 +21,17 @@ from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
 
 log = logging.getLogger("octavo.gateway")
 
+MESSAGE_PROMPTS = 4
+"""A message may be as long as so many of the longest prompts: what is somewhat too long is refused by its field, and
+nobody waits for the gateway while it reads something that is far too long."""
+
 
 async def serve(config: GatewaySettings) -> None:
     """Serve until asked to stop, then finish what runs. Ready once the fleet is known, be it empty."""
     served = model_of(config)
     lookup = RedisLookup(config.redis_url, config.lookup_seconds)
     await lookup.warm_up()
-    service = Service(config.listen, [SERVICE_NAME])
+    service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
     try:
         async with Workers() as workers, asyncio.TaskGroup() as tasks:
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))

@@ -31,6 +31,10 @@ class GatewaySettings(ServiceSettings):
     )
     max_attempts: int = Field(default=3, ge=1, description="workers tried before a request's first token")
     max_samples: int = Field(default=64, ge=1, description="outputs of one request (n)")
-    max_prompt_bytes: int = Field(default=4 << 20, ge=1, description="bytes of a prompt, before it is tokenised")
+    max_prompt_bytes: int = Field(
+        default=4 << 20,
+        ge=1,
+        description="bytes of a prompt, not yet tokenised; a whole message may have 4 times as many",
+    )
     max_stop_strings: int = Field(default=16, ge=0, description="stop strings of one request")
     max_stop_bytes: int = Field(default=1024, ge=1, description="bytes of one stop string")

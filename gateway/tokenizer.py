@@ -74,7 +74,7 @@ class Tokenizer:
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Token ids of raw text, with the special tokens that the tokenizer puts around it."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the assistant's next turn begins.
@@ -84,7 +84,12 @@ class Tokenizer:
         """
         if self._template is None:
             raise InvalidRequest(f"prompt.chat: model {self._model} has no chat template")
-        return tuple(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+        return self._encode(self._template.render(messages), add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """As a batch of one: the library holds Python's lock for as long as it encodes a single text."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of all tokens, special ones left out."""

@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc_health.v1.health
@@ -29,7 +29,8 @@ health: Any = grpc_health.v1.health  # its published types leave the asyncio hal
 health_pb2_grpc: Any = grpc_health.v1.health_pb2_grpc
 
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of one message on any stream. Fields have limits of their own, checked where they are read."""
+"""Of one message on any stream, unless a service takes less. Fields have limits of their own, checked where they are
+read."""
 
 _LIVENESS = [
     ("grpc.keepalive_time_ms", 1000),
@@ -69,11 +70,15 @@ class Service:
     Add servicers to `server`, `start()`, then `await until_asked_to_stop()`, finish what is running, `stop()`.
     """
 
-    def __init__(self, listen: str, names: Sequence[str]) -> None:
-        """Serve on `listen` (host:port). `names` are the full names of the services, for health and reflection."""
+    def __init__(self, listen: str, names: Sequence[str], *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """Serve on `listen` (host:port) and read messages of up to `max_message_bytes`.
+
+        `names` are the full names of the services, for health and reflection.
+        """
         self._listen = listen
         self._names = ("", *names)
-        self.server = grpc.aio.server(interceptors=[StatusInterceptor()], options=SERVER_OPTIONS)
+        options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_message_bytes}
+        self.server = grpc.aio.server(interceptors=[StatusInterceptor()], options=[*options.items()])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
@@ -117,9 +122,18 @@ def run(main: Coroutine[None, None, None]) -> None:
     """Run a service's main coroutine to its end, on uvloop. A port that is taken is said in one line, with exit 1."""
     try:
         uvloop.run(main)
-    except CannotListen as error:
-        log.error("cannot_serve", extra={"reason": str(error)})
+    except* CannotListen as errors:  # in a group of groups, where it was raised among tasks
+        for error in _leaves(errors):
+            log.error("cannot_serve", extra={"reason": str(error)})
         sys.exit(1)
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
+    """The exceptions of a group that are no groups themselves, in order."""
+    found: list[Exception] = []
+    for error in group.exceptions:
+        found += _leaves(cast("ExceptionGroup[Exception]", error)) if isinstance(error, ExceptionGroup) else [error]
+    return found
 
 
 def probe(address: str, timeout_seconds: float = 2.0) -> bool:

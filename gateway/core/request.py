@@ -137,11 +137,11 @@ def _check_counts(request: Generation, limits: Limits) -> None:
 
 def _check_sampling(request: Generation) -> None:
     if not 0 <= request.temperature < inf:  # false for NaN as well
-        raise InvalidRequest(f"temperature: {request.temperature:g}, wanted at least 0 and finite")
+        raise InvalidRequest(f"temperature: {request.temperature:.9g}, wanted at least 0 and finite")
     if request.top_k < 0:
         raise InvalidRequest(f"top_k: {request.top_k}, wanted at least 0")
     if not 0 < request.top_p <= 1:
-        raise InvalidRequest(f"top_p: {request.top_p:g}, wanted in (0, 1]")
+        raise InvalidRequest(f"top_p: {request.top_p:.9g}, wanted in (0, 1]")
 
 
 def _check_stop(stop: tuple[str, ...], limits: Limits) -> None:

@@ -76,6 +76,7 @@ BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
     "endless temperature": (text(temperature=float("inf")), "temperature: inf, wanted at least 0 and finite"),
     "top_p of 0": (text(top_p=0.0), "top_p: 0, wanted in (0, 1]"),
     "top_p above 1": (text(top_p=1.5), "top_p: 1.5, wanted in (0, 1]"),
+    "top_p just above 1": (text(top_p=1.0000001), "top_p: 1.00000012, wanted in (0, 1]"),
     "top_p that is no number": (text(top_p=float("nan")), "top_p: nan, wanted in (0, 1]"),
     "negative top_k": (text(top_k=-3), "top_k: -3, wanted at least 0"),
     "an empty stop string": (text(stop=["a", ""]), "stop[1]: 0 bytes, wanted 1 to 1024"),

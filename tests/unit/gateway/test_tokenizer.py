@@ -1,6 +1,8 @@
 """Text <-> token ids with a model folder's own tokenizer."""
 
 import json
+import threading
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,24 @@ def test_half_a_character_at_the_end_is_shown_as_one_when_no_more_comes(tokenize
 def test_special_tokens_and_unknown_ones_have_no_text(tokenizer: Tokenizer) -> None:
     [letter] = tokenizer.encode_text("a")
     assert pieces(tokenizer.detokenizer(), [1, letter, words.EOS_TOKEN, 10**6], cuts=[]) == ["a", ""]
+
+
+def encode_as_chat(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tokenizer.encode_chat([ChatMessage("user", text)])
+
+
+@pytest.mark.parametrize("encode", [Tokenizer.encode_text, encode_as_chat], ids=["text", "chat"])
+def test_others_go_on_while_a_long_text_is_encoded(
+    tokenizer: Tokenizer, encode: Callable[[Tokenizer, str], tuple[int, ...]]
+) -> None:
+    """The gateway's event loop is such another: it streams every other request meanwhile."""
+    thread = threading.Thread(target=encode, args=(tokenizer, "an abbey " * 40_000))
+    turns = 0
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.001)
+        turns += 1
+    assert turns > 20, "a text that takes a tenth of a second and more was encoded in one go"
 
 
 def sentencepiece(folder: Path) -> Tokenizer:

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from octavo.service import Service, open_channel, probe
+from octavo.service import MAX_MESSAGE_BYTES, CannotListen, Service, open_channel, probe, run
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 
@@ -43,8 +43,10 @@ class Servicer(v1_grpc.CacheManagerServicer):
 
 
 @asynccontextmanager
-async def serving(*, ready: bool = True, servicer: Servicer | None = None) -> AsyncGenerator[Service]:
-    service = Service("127.0.0.1:0", [NAME])
+async def serving(
+    *, ready: bool = True, servicer: Servicer | None = None, max_message_bytes: int = MAX_MESSAGE_BYTES
+) -> AsyncGenerator[Service]:
+    service = Service("127.0.0.1:0", [NAME], max_message_bytes=max_message_bytes)
     v1_grpc.add_CacheManagerServicer_to_server(servicer or Servicer(), service.server)
     await service.start(ready=ready)
     try:
@@ -123,6 +125,31 @@ async def test_a_second_service_on_the_port_does_not_start() -> None:
         second = Service(address(first), [NAME])
         with pytest.raises(OSError, match=f"cannot listen on {address(first)}"):
             await second.start()
+
+
+def test_a_port_that_is_taken_is_said_in_one_line_by_whatever_task_finds_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup():
+            outer.create_task(asyncio.Event().wait())
+            raise CannotListen("cannot listen on 127.0.0.1:1")
+
+    with pytest.raises(SystemExit) as ended:
+        run(main())
+
+    assert ended.value.code == 1
+    (line,) = caplog.records
+    assert (line.getMessage(), vars(line)["reason"]) == ("cannot_serve", "cannot listen on 127.0.0.1:1")
+    assert line.exc_info is None
+
+
+async def test_a_message_that_is_larger_than_the_service_takes_does_not_reach_it() -> None:
+    async with serving(max_message_bytes=1000) as service, open_channel(address(service)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await v1_grpc.CacheManagerStub(channel).Audit(v1.AuditRequest(worker_id="w" * 1000), timeout=10)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "1003 vs. 1000" in str(refused.value.details())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
