@@ -110,9 +110,9 @@ def ledger_by_exchange(ledger: Ledger) -> Iterator[Request]:
         exchange = Exchange(
             epoch=ledger.epoch,
             step=step,
-            commits=tuple(Commit(sequence, tuple(tokens)) for sequence, tokens in written.items()),
+            commits=tuple(Commit(sequence, array("I", tokens)) for sequence, tokens in written.items()),
             finished=ends,
-            attaches=(Attach(new, tuple(prompt)),),
+            attaches=(Attach(new, prompt),),
             reserves=(*(Reservation(sequence, 1) for sequence in alive), Reservation(new, PROMPT_TOKENS)),
         )
         alive.append(new)

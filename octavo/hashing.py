@@ -78,7 +78,7 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
 
 def next_hash(parent: bytes, block_tokens: bytes) -> BlockHash:
     """Hash of the block that holds `block_tokens` (as `token_bytes` gives them) and follows `parent`."""
-    return BlockHash(sha256(parent + block_tokens).digest())
+    return sha256(parent + block_tokens).digest()  # pyright: ignore[reportReturnType]  # a call of BlockHash is not free
 
 
 def block_hashes(root: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:

@@ -1,7 +1,14 @@
-"""The nouns: frozen values that one process tells another. `octavo.wire` gives them their protobuf form."""
+"""The nouns: frozen values that one process tells another. `octavo.wire` gives them their protobuf form.
 
+Those of which a message carries one for each running sequence are named tuples: they are made three times as fast.
+Token lists are tuples where a worker makes them and arrays of u32 where they come off the wire, which costs no
+conversion; only the same kinds are equal.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from octavo.errors import OctavoError
 from octavo.hashing import ChainRoot
@@ -100,12 +107,11 @@ class Registered:
     lease_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """Tokens whose keys and values the last step wrote, in order, at the end of a sequence."""
 
     sequence: SequenceId
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +128,15 @@ class Attach:
     """A sequence to create on the longest prefix hit of its tokens."""
 
     sequence: SequenceId
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     salt: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Positions [length, length + count) of a sequence that must become writable."""
+class Reservation(NamedTuple):
+    """Positions [length, length + positions) of a sequence that must become writable."""
 
     sequence: SequenceId
-    count: int
+    positions: int
 
 
 @dataclass(frozen=True, slots=True)

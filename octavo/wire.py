@@ -7,7 +7,8 @@ the state. Names: `x_to_wire` makes a message, `x_from_wire` makes a record.
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES
@@ -72,24 +73,29 @@ def unpack(field: str, raw: bytes) -> "array[int]":
     return words
 
 
-def _pairs(field: str, raw: bytes) -> Iterator[tuple[int, int]]:
+def _pairs(field: str, raw: bytes) -> tuple["array[int]", "array[int]"]:
+    """The first and the second value of every pair."""
     words = unpack(field, raw)
     if len(words) % 2:
         raise InvalidRequest(f"{field}: {len(words)} values, wanted pairs")
-    return zip(words[::2], words[1::2], strict=True)
+    return words[::2], words[1::2]
 
 
-def _runs(field: str, raw: bytes, head: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(head values, run) of each run; a run is `head` values, a count, and that many values."""
-    words = tuple(unpack(field, raw))
+def _runs(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int, int]]:
+    """(at, start, end) of each run: `head` values from `at` on, a count, and that many values, [start, end)."""
     size, at = len(words), 0
     while at < size:
         start = at + head + 1
         end = start + words[start - 1] if start <= size else start
         if end > size:
             raise InvalidRequest(f"{field}: a run ends at value {end}, there are {size}")
-        yield words[at : start - 1], words[start:end]
+        yield at, start, end
         at = end
+
+
+def _sequences(words: "array[int]") -> Sequence[SequenceId]:
+    """The same, as what they are. To call `SequenceId` for each would cost as much as making its record."""
+    return cast(Sequence[SequenceId], words)
 
 
 # ---- what a worker is ----------------------------------------------------------------------------------------
@@ -272,7 +278,7 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
             cache_manager_v1.Attach(sequence=attach.sequence, tokens=pack(attach.tokens), salt=attach.salt)
             for attach in exchange.attaches
         ],
-        reserves=pack(value for wish in exchange.reserves for value in (wish.sequence, wish.count)),
+        reserves=pack(value for wish in exchange.reserves for value in wish),
         load=load_to_wire(exchange.load),
         draining=exchange.draining,
     )
@@ -284,12 +290,9 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
         step=message.step,
         truncations=tuple(
             Truncation(SequenceId(sequence), length)
-            for sequence, length in _pairs("exchange.truncated", message.truncated)
+            for sequence, length in zip(*_pairs("exchange.truncated", message.truncated), strict=True)
         ),
-        commits=tuple(
-            Commit(SequenceId(sequence), tokens)
-            for (sequence,), tokens in _runs("exchange.committed", message.committed, head=1)
-        ),
+        commits=_commits_from_wire("exchange.committed", message.committed),
         forks=tuple(
             Fork(
                 SequenceId(fork.parent),
@@ -300,19 +303,27 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
         ),
         finished=tuple(SequenceId(sequence) for sequence in unpack("exchange.finished", message.finished)),
         attaches=tuple(_attach_from_wire(attach) for attach in message.attaches),
-        reserves=tuple(
-            Reservation(SequenceId(sequence), count)
-            for sequence, count in _pairs("exchange.reserves", message.reserves)
-        ),
+        reserves=_reserves_from_wire("exchange.reserves", message.reserves),
         load=load_from_wire(message.load),
         draining=message.draining,
     )
 
 
+def _commits_from_wire(field: str, raw: bytes) -> tuple[Commit, ...]:
+    words = unpack(field, raw)
+    sequences = _sequences(words)
+    return tuple([Commit(sequences[at], words[start:end]) for at, start, end in _runs(field, words, head=1)])
+
+
+def _reserves_from_wire(field: str, raw: bytes) -> tuple[Reservation, ...]:
+    sequences, counts = _pairs(field, raw)
+    return tuple(map(Reservation, _sequences(sequences), counts))
+
+
 def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:
     return Attach(
         SequenceId(message.sequence),
-        tuple(unpack("exchange.attaches.tokens", message.tokens)),
+        unpack("exchange.attaches.tokens", message.tokens),
         salt_from_wire("exchange.attaches.salt", message.salt),
     )
 
@@ -341,18 +352,21 @@ def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
 
 
 def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:
+    tables = unpack("grant.tables", message.tables)
     return Grant(
         epoch=Epoch(message.epoch),
         step=message.step,
         attached=tuple(
-            (SequenceId(sequence), reused) for sequence, reused in _pairs("grant.attached", message.attached)
+            (SequenceId(sequence), reused)
+            for sequence, reused in zip(*_pairs("grant.attached", message.attached), strict=True)
         ),
         tables=tuple(
-            TableChange(SequenceId(sequence), start, tuple(BlockId(block) for block in blocks))
-            for (sequence, start), blocks in _runs("grant.tables", message.tables, head=2)
+            TableChange(SequenceId(tables[at]), tables[at + 1], tuple(BlockId(block) for block in tables[start:end]))
+            for at, start, end in _runs("grant.tables", tables, head=2)
         ),
         copies=tuple(
-            BlockCopy(BlockId(source), BlockId(target)) for source, target in _pairs("grant.copies", message.copies)
+            BlockCopy(BlockId(source), BlockId(target))
+            for source, target in zip(*_pairs("grant.copies", message.copies), strict=True)
         ),
         unmet=tuple(SequenceId(sequence) for sequence in unpack("grant.unmet", message.unmet)),
         free_blocks=message.free_blocks,
@@ -433,10 +447,11 @@ def report_to_wire(report: StepReport) -> worker_v1.ServeReply:
 
 
 def report_from_wire(message: worker_v1.ServeReply) -> StepReport:
+    tokens = unpack("serve.tokens", message.tokens)
     return StepReport(
         tokens=tuple(
-            Tokens(request, sample, tokens)
-            for (request, sample), tokens in _runs("serve.tokens", message.tokens, head=2)
+            Tokens(tokens[at], tokens[at + 1], tuple(tokens[start:end]))
+            for at, start, end in _runs("serve.tokens", tokens, head=2)
         ),
         prefilled=tuple(Prefilled(done.request, done.cached_tokens) for done in message.prefilled),
         finished=tuple(

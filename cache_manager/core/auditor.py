@@ -70,7 +70,8 @@ class Auditor:
             yield f"{table.published} blocks published, {table.full_blocks} full"
             return
         expected = table.root
-        for index, block in enumerate(table.blocks[: table.published]):
-            expected = self._next_hash(expected, table.block_tokens(index))
+        published = table.blocks[: table.published]
+        for block, tokens in zip(published, table.block_tokens(0, table.published), strict=True):
+            expected = self._next_hash(expected, tokens)
             if block not in self._index or self._index.hash_of(block) != expected:
                 yield f"block {block} is not published under this sequence's hash"

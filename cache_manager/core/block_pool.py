@@ -12,6 +12,7 @@ objects cost as much and make the garbage collector stop for 0.1 s at a million 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from octavo.errors import PoolExhausted
 from octavo.ids import BlockId
@@ -21,10 +22,10 @@ class BlockPool:
     """Allocates, shares and releases blocks. Knows nothing of sequences or hashes."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._end = num_blocks
+        self._end = BlockId(num_blocks)
         """The list is a ring; this place in it, which is no block, stands between its back and its front."""
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
+        self._next = cast(list[BlockId], [*range(1, num_blocks + 1), 0])
+        self._previous = cast(list[BlockId], [num_blocks, *range(num_blocks)])
         self._references = [0] * num_blocks
         self._published = [False] * num_blocks
         self._num_held = 0
@@ -69,16 +70,18 @@ class BlockPool:
         Raises:
             PoolExhausted: every block has a reference.
         """
-        block = self._next[self._end]
-        if block == self._end:
+        end = self._end
+        block = self._next[end]
+        if block == end:
             raise PoolExhausted("wanted 1 block, 0 available")
-        self._unlink(block)
+        self._next[end] = after = self._next[block]
+        self._previous[after] = end
         if self._published[block]:
             self._published[block] = False
             self._num_cached -= 1
         self._references[block] = 1
         self._num_held += 1
-        return BlockId(block)
+        return block
 
     def share(self, block: BlockId) -> None:
         """Add a reference to a held or a published block."""
@@ -91,9 +94,10 @@ class BlockPool:
 
     def release(self, block: BlockId) -> None:
         """Take a reference away. The last one returns the block to the free list."""
-        assert self._references[block] > 0, f"block {block} is released without a reference"
-        self._references[block] -= 1
-        if self._references[block] > 0:
+        left = self._references[block] - 1
+        assert left >= 0, f"block {block} is released without a reference"
+        self._references[block] = left
+        if left:
             return
         self._num_held -= 1
         if self._published[block]:
@@ -111,7 +115,7 @@ class BlockPool:
         """The blocks without a reference, the next to be allocated first."""
         block = self._next[self._end]
         while block != self._end:
-            yield BlockId(block)
+            yield block
             block = self._next[block]
 
     def check(self) -> None:
@@ -147,11 +151,11 @@ class BlockPool:
             ring.append(at)
         return ring
 
-    def _link(self, block: int, *, after: int) -> None:
+    def _link(self, block: BlockId, *, after: BlockId) -> None:
         before = self._next[after]
         self._next[after] = self._previous[before] = block
         self._previous[block], self._next[block] = after, before
 
-    def _unlink(self, block: int) -> None:
+    def _unlink(self, block: BlockId) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before], self._previous[after] = after, before

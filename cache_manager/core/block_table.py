@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass
 
 from octavo.errors import UnknownSequence
-from octavo.hashing import token_bytes
+from octavo.hashing import TOKEN_BYTES, token_bytes
 from octavo.ids import BlockHash, BlockId, SequenceId
 
 
@@ -53,10 +53,11 @@ class BlockTable:
         """Whether the last committed position lies in a block that is not full."""
         return len(self.tokens) % self.block_size > 0
 
-    def block_tokens(self, index: int) -> bytes:
-        """Tokens of a full block, as they are hashed and compared."""
-        start = index * self.block_size
-        return token_bytes(self.tokens[start : start + self.block_size])
+    def block_tokens(self, first: int, end: int) -> list[bytes]:
+        """Tokens of the full blocks [first, end), each as it is hashed and compared."""
+        raw = token_bytes(self.tokens[first * self.block_size : end * self.block_size])
+        width = TOKEN_BYTES * self.block_size
+        return [raw[start : start + width] for start in range(0, len(raw), width)]
 
     def missing(self, end: int) -> int:
         """Blocks to add before position `end - 1` has a place."""

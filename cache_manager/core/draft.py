@@ -35,16 +35,16 @@ class Draft:
         """
         for truncation in exchange.truncations:
             self.truncate(truncation.sequence, truncation.length)
-        for commit in exchange.commits:
-            self.commit(commit.sequence, commit.tokens)
+        for sequence, tokens in exchange.commits:
+            self.commit(sequence, tokens)
         for fork in exchange.forks:
             self.fork(fork.parent, fork.children, fork.reserve)
         for sequence in exchange.finished:
             self.free(sequence)
         for attach in exchange.attaches:
             self.attach(attach.sequence, attach.tokens)
-        for reserve in exchange.reserves:
-            self.reserve(reserve.sequence, reserve.count)
+        for sequence, count in exchange.reserves:
+            self.reserve(sequence, count)
 
     def truncate(self, sequence: SequenceId, length: int) -> None:
         """Nothing can be truncated to more than it has."""
@@ -85,8 +85,8 @@ class Draft:
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Any count will do; too large a one is unmet."""
-        if sequence not in self._born:
-            self._extent(sequence)
+        if (sequence not in self._tables or sequence in self._freed) and sequence not in self._born:
+            self._extent(sequence)  # says what is wrong with it
         judge_count(sequence, count)
 
     def _extent(self, sequence: SequenceId) -> tuple[int, int]:

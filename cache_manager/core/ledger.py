@@ -187,8 +187,8 @@ class Ledger:
         self._draft().judge(exchange)
         for truncation in exchange.truncations:
             self._truncate(truncation.sequence, truncation.length)
-        for commit in exchange.commits:
-            self._commit(commit.sequence, self._tables[commit.sequence], commit.tokens)
+        for sequence, tokens in exchange.commits:
+            self._commit(sequence, self._tables[sequence], tokens)
         unmet_children = self._fork_all(exchange.forks)
         for sequence in exchange.finished:
             self._free(sequence)
@@ -283,24 +283,31 @@ class Ledger:
         size, known = table.block_size, table.tokens
         full_before = len(known) // size
         known.extend(tokens)
-        for index in range(full_before, len(known) // size):
-            if table.published == index:  # a collision before it would leave a hole
-                self._publish(sequence, table, index)
+        full = len(known) // size
+        if full > full_before and table.published == full_before:
+            self._publish(sequence, table, full)
 
-    def _publish(self, sequence: SequenceId, table: BlockTable, index: int) -> None:
-        block = table.blocks[index]
-        parent = table.blocks[index - 1] if index else table.root
-        canonical = self._index.offer(block, parent, table.block_tokens(index))
-        if canonical is None:
-            return
-        table.published = index + 1
-        if canonical == block:
-            self._pool.publish(block)
-            self._changes.append(Published(self._index.hash_of(block)))
-            self._stats.published_blocks += 1
-            return
+    def _publish(self, sequence: SequenceId, table: BlockTable, full: int) -> None:
+        """Publish the blocks up to `full`, or up to a collision: one block after it would leave a hole."""
+        first = table.published
+        for index, tokens in enumerate(table.block_tokens(first, full), start=first):
+            block = table.blocks[index]
+            parent = table.blocks[index - 1] if index else table.root
+            canonical = self._index.offer(block, parent, tokens)
+            if canonical is None:
+                return
+            table.published = index + 1
+            if canonical == block:
+                self._pool.publish(block)
+                self._changes.append(Published(self._index.hash_of(block)))
+                self._stats.published_blocks += 1
+            else:
+                self._merge(sequence, table, index, canonical)
+
+    def _merge(self, sequence: SequenceId, table: BlockTable, index: int, canonical: BlockId) -> None:
+        """Take the equal block that was published first, and give the own one back."""
         self._pool.share(canonical)
-        self._pool.release(block)
+        self._pool.release(table.blocks[index])
         table.blocks[index] = canonical
         self._tell_from(sequence, index)
         self._stats.merged_blocks += 1
@@ -359,9 +366,9 @@ class Ledger:
         """Returns the sequences that found too few blocks. A new sequence's count ends at its last token."""
         ends = {attach.sequence: len(attach.tokens) for attach in attaches}
         unmet: list[SequenceId] = []
-        for reserve in reserves:
-            sequence, count = reserve.sequence, reserve.count
-            table = self._tables.get(sequence)
+        find = self._tables.get
+        for sequence, count in reserves:
+            table = find(sequence)
             if table is None:
                 continue  # a child that is unmet already
             if sequence in ends:

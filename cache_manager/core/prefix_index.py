@@ -61,12 +61,12 @@ class PrefixIndex:
     def longest_prefix(self, root: BlockHash, tokens: bytes, limit: int) -> list[BlockId]:
         """Published blocks that hold the leading blocks of `tokens`, at most `limit` of them."""
         hits: list[BlockId] = []
-        width = self._block_bytes
+        width, next_hash, blocks = self._block_bytes, self._next_hash, self._blocks
         parent_hash = root
         for start in range(0, limit * width, width):
             chunk = tokens[start : start + width]
-            parent_hash = self._next_hash(parent_hash, chunk)
-            block = self._blocks.get(parent_hash[:MEMBER_BYTES])
+            parent_hash = next_hash(parent_hash, chunk)
+            block = blocks.get(parent_hash[:MEMBER_BYTES])
             if block is None or not self._holds(block, parent_hash, chunk):
                 break
             hits.append(block)

@@ -1,5 +1,6 @@
 """Records and their protobuf form: what is sent is what arrives, and what has no shape is refused by name."""
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ digests = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
 salts = st.just(b"") | digests
 float32 = st.floats(0, 1e9, width=32)
 some_u32 = st.lists(u32, max_size=4).map(tuple)
+some_tokens = some_u32.map(lambda tokens: array("I", tokens))
 
 
 def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -65,10 +67,10 @@ exchanges = record(
     epoch=u64,
     step=u64,
     truncations=several(st.builds(records.Truncation, u32, u32)),
-    commits=several(st.builds(records.Commit, u32, some_u32)),
+    commits=several(st.builds(records.Commit, u32, some_tokens)),
     forks=several(st.builds(records.Fork, u32, some_u32, u32)),
     finished=some_u32,
-    attaches=several(st.builds(records.Attach, u32, some_u32, salts)),
+    attaches=several(st.builds(records.Attach, u32, some_tokens, salts)),
     reserves=several(st.builds(records.Reservation, u32, u32)),
     load=loads,
     draining=st.booleans(),

@@ -37,8 +37,8 @@ def test_a_table_knows_its_full_blocks_and_whether_a_tail_follows(length, full, 
     assert (table.length, table.full_blocks, table.has_tail) == (length, full, has_tail)
 
 
-def test_a_full_block_tells_its_tokens():
-    assert table_of(9).block_tokens(1) == token_bytes([4, 5, 6, 7])
+def test_full_blocks_tell_their_tokens():
+    assert table_of(13).block_tokens(1, 3) == [token_bytes([4, 5, 6, 7]), token_bytes([8, 9, 10, 11])]
 
 
 @pytest.mark.parametrize(("end", "missing"), [(0, 0), (6, 0), (8, 0), (9, 1), (12, 1), (13, 2)])

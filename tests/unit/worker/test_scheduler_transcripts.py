@@ -116,7 +116,7 @@ class Player:
             asked.append(f"fork {parent} -> {self.all(fork.children)}")
         asked += [f"free {self.names[part]}" for part in exchange.finished]
         asked += [f"attach {self.names[part.sequence]}" for part in exchange.attaches]
-        asked += [f"reserve {self.names[part.sequence]} {part.count}" for part in exchange.reserves]
+        asked += [f"reserve {self.names[part.sequence]} {part.positions}" for part in exchange.reserves]
         reused = [f"{self.names[sequence]} reuses {count}" for sequence, count in grant.attached if count]
         unmet = [f"unmet {self.all(grant.unmet)}"] if grant.unmet else []
         return ["; ".join(asked or ["nothing to tell or ask"])] + ["    " + line for line in reused + unmet]
