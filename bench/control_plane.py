@@ -1,4 +1,4 @@
-"""What the control plane costs: one exchange's round trip, and the cache manager's CPU at 8 workers x 64 sequences.
+"""What the control plane costs: one exchange's round trip, and the cache manager's CPU at 8 and 32 workers x 64.
 
     python -m bench.control_plane [--steps 250]
 
@@ -32,8 +32,12 @@ from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from octavo.wire import exchange_to_wire, registration_to_wire
 
-WORKERS = 8
+FLEETS = (8, 32)
+"""Workers that decode at the same time."""
+
 SEQUENCES = 64
+"""Of each worker."""
+
 STEP_SECONDS = 0.02
 PROMPT_TOKENS = 256
 WARM_UP_STEPS = 25
@@ -107,20 +111,28 @@ class Decoder:
         return await self._call.read()
 
 
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What one server did for a fleet."""
+
+    seconds: list[float]
+    """Round trips."""
+    cpu_seconds: float
+    """Of the server's process, meanwhile."""
+
+
 @dataclass(slots=True)
 class Figures:
     """What one server did."""
 
     quiet_seconds: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     """Sequences -> round trips of one worker alone."""
-    busy_seconds: list[float] = field(default_factory=list[float])
-    """Round trips of the 8 x 64 run."""
-    busy_cpu_seconds: float = 0.0
-    """Of the server's process, during that run."""
+    busy: dict[int, Busy] = field(default_factory=dict[int, Busy])
+    """By the number of workers."""
 
 
 async def measure(server: Process, steps: int) -> Figures:
-    """Both measurements against one server."""
+    """All measurements against one server."""
     figures = Figures()
     async with open_channel(server.address) as channel:
         for sequences in (1, SEQUENCES):
@@ -129,17 +141,22 @@ async def measure(server: Process, steps: int) -> Figures:
             await _repeat(worker.decode, WARM_UP_STEPS)
             figures.quiet_seconds[sequences] = await _repeat(worker.decode, ROUND_TRIPS)
             worker.leave()
-        workers = [Decoder(channel, number, SEQUENCES) for number in range(WORKERS)]
-        for worker in workers:
-            await worker.join()
-        await _together(workers, WARM_UP_STEPS)
-        before = cpu_seconds(server.pid)
-        runs = await _together(workers, steps)
-        figures.busy_cpu_seconds = cpu_seconds(server.pid) - before
-        figures.busy_seconds = [seconds for run in runs for seconds in run]
-        for worker in workers:
-            worker.leave()
+        for fleet in FLEETS:
+            figures.busy[fleet] = await _measure_fleet(channel, server.pid, fleet, steps)
     return figures
+
+
+async def _measure_fleet(channel: grpc.aio.Channel, pid: int, fleet: int, steps: int) -> Busy:
+    workers = [Decoder(channel, number, SEQUENCES) for number in range(fleet)]
+    for worker in workers:
+        await worker.join()
+    await _together(workers, WARM_UP_STEPS)
+    before = cpu_seconds(pid)
+    runs = await _together(workers, steps)
+    used = cpu_seconds(pid) - before
+    for worker in workers:
+        worker.leave()
+    return Busy([seconds for run in runs for seconds in run], used)
 
 
 async def _repeat(decode: Callable[[], Any], steps: int) -> list[float]:
@@ -237,19 +254,22 @@ async def running(process: Process) -> AsyncGenerator[Process]:
 
 def report(manager: Figures, null: Figures, steps: int) -> Iterable[dict[str, object]]:
     """One object a figure."""
-    busy = {"workers": WORKERS, "sequences": SEQUENCES, "step_ms": 1000 * STEP_SECONDS, "steps": steps}
     for sequences in manager.quiet_seconds:
         own, least = _median_us(manager.quiet_seconds[sequences]), _median_us(null.quiet_seconds[sequences])
         name = "exchange_p50_us" if sequences == SEQUENCES else f"exchange_p50_us_{sequences}_sequence"
         yield _line(name, own, "us", sequences=sequences, null_server_us=round(least), ratio=round(own / least, 2))
-    exchanges = len(manager.busy_seconds)
-    own, least = (1e6 * figures.busy_cpu_seconds / exchanges for figures in (manager, null))
-    name = f"manager_cpu_us_per_exchange_{WORKERS}x{SEQUENCES}"
-    yield _line(name, own, "us", **busy, null_server_us=round(least), ratio=round(own / least, 2))
+    for fleet in manager.busy:
+        yield from _report_fleet(manager.busy[fleet], null.busy[fleet], fleet, steps)
+
+
+def _report_fleet(manager: Busy, null: Busy, fleet: int, steps: int) -> Iterable[dict[str, object]]:
+    run = {"workers": fleet, "sequences": SEQUENCES, "step_ms": 1000 * STEP_SECONDS, "steps": steps}
+    own, least = (1e6 * busy.cpu_seconds / len(busy.seconds) for busy in (manager, null))
+    name = f"manager_cpu_us_per_exchange_{fleet}x{SEQUENCES}"
+    yield _line(name, own, "us", **run, null_server_us=round(least), ratio=round(own / least, 2))
     for share, figure in (("p50", 0.5), ("p99", 0.99)):
-        value = 1e6 * _quantile(manager.busy_seconds, figure)
-        at_null = round(1e6 * _quantile(null.busy_seconds, figure))
-        yield _line(f"exchange_{share}_us_{WORKERS}x{SEQUENCES}", value, "us", **busy, null_server_us=at_null)
+        value, at_null = (1e6 * _quantile(busy.seconds, figure) for busy in (manager, null))
+        yield _line(f"exchange_{share}_us_{fleet}x{SEQUENCES}", value, "us", **run, null_server_us=round(at_null))
 
 
 def _line(name: str, value: float, unit: str, **more: object) -> dict[str, object]:
@@ -279,7 +299,7 @@ async def bench(steps: int) -> None:
 def main() -> None:
     """Run the bench, or be its null server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=250, help="of 20 ms, measured with 8 workers (default: 250)")
+    parser.add_argument("--steps", type=int, default=250, help="of 20 ms, measured with each fleet (default: 250)")
     parser.add_argument("--null-server", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     uvloop.run(serve_null() if arguments.null_server else bench(arguments.steps))

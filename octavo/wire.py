@@ -7,8 +7,9 @@ the state. Names: `x_to_wire` makes a message, `x_from_wire` makes a record.
 
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES
@@ -43,6 +44,11 @@ from octavo.status import error_named
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import types_pb2 as types_v1
 from octavo.v1 import worker_pb2 as worker_v1
+
+# A record straight from its fields. `_make` does the same in Python, for twice the time.
+_NEW_TUPLE = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]  # of tuples of anything
+_NEW_COMMIT: Callable[[tuple[SequenceId, Sequence[int]]], Commit] = partial(_NEW_TUPLE, Commit)
+_NEW_RESERVATION: Callable[[tuple[SequenceId, int]], Reservation] = partial(_NEW_TUPLE, Reservation)
 
 _BIG_ENDIAN = sys.byteorder == "big"
 _REASON_TO_WIRE = {
@@ -312,12 +318,13 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
 def _commits_from_wire(field: str, raw: bytes) -> tuple[Commit, ...]:
     words = unpack(field, raw)
     sequences = _sequences(words)
-    return tuple([Commit(sequences[at], words[start:end]) for at, start, end in _runs(field, words, head=1)])
+    parts = [(sequences[at], words[start:end]) for at, start, end in _runs(field, words, head=1)]
+    return tuple(map(_NEW_COMMIT, parts))
 
 
 def _reserves_from_wire(field: str, raw: bytes) -> tuple[Reservation, ...]:
     sequences, counts = _pairs(field, raw)
-    return tuple(map(Reservation, _sequences(sequences), counts))
+    return tuple(map(_NEW_RESERVATION, zip(_sequences(sequences), counts, strict=True)))
 
 
 def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:

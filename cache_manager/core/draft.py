@@ -56,8 +56,7 @@ class Draft:
     def commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
         """Only reserved positions can have been written."""
         length, reserved = self._extent(sequence)
-        judge_commit(sequence, tokens, length, reserved, self._vocabulary)
-        self._extents[sequence] = (length + len(tokens), reserved)
+        self._extents[sequence] = (judge_commit(sequence, tokens, length, reserved, self._vocabulary), reserved)
 
     def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
         """Children are new. They may turn out unmet, so nothing but a reserve may build on them in one exchange."""
@@ -81,7 +80,8 @@ class Draft:
                 f"tokens of sequence {sequence}: {len(tokens)} of them, "
                 f"from 1 to {self._spec.capacity_tokens} (capacity_tokens) can be held"
             )
-        judge_tokens(sequence, tokens, self._vocabulary)
+        if not self._vocabulary.holds(tokens):
+            raise _stranger(sequence, tokens, self._vocabulary)
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Any count will do; too large a one is unmet."""
@@ -107,19 +107,19 @@ class Draft:
 
 def judge_commit(
     sequence: SequenceId, tokens: Sequence[int], length: int, reserved: int, vocabulary: Vocabulary
-) -> None:
-    """Tokens fit into the reserved positions, if they are appended to a sequence of this length."""
+) -> int:
+    """Tokens fit into the reserved positions, if they are appended to a sequence of this length. Returns their end."""
     end = length + len(tokens)
     if end > reserved:
         raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, reserved up to {reserved}")
-    judge_tokens(sequence, tokens, vocabulary)
-
-
-def judge_tokens(sequence: SequenceId, tokens: Sequence[int], vocabulary: Vocabulary) -> None:
-    """All are in the vocabulary."""
     if not vocabulary.holds(tokens):
-        wrong = vocabulary.first_stranger(tokens)
-        raise InvalidRequest(f"tokens of sequence {sequence}: token id {wrong}, vocab_size is {vocabulary.size}")
+        raise _stranger(sequence, tokens, vocabulary)
+    return end
+
+
+def _stranger(sequence: SequenceId, tokens: Sequence[int], vocabulary: Vocabulary) -> InvalidRequest:
+    wrong = vocabulary.first_stranger(tokens)
+    return InvalidRequest(f"tokens of sequence {sequence}: token id {wrong}, vocab_size is {vocabulary.size}")
 
 
 def judge_count(sequence: SequenceId, count: int) -> None:

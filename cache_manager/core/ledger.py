@@ -281,10 +281,9 @@ class Ledger:
 
     def _commit(self, sequence: SequenceId, table: BlockTable, tokens: Sequence[int]) -> None:
         size, known = table.block_size, table.tokens
-        full_before = len(known) // size
         known.extend(tokens)
         full = len(known) // size
-        if full > full_before and table.published == full_before:
+        if full > table.published and table.published == (len(known) - len(tokens)) // size:
             self._publish(sequence, table, full)
 
     def _publish(self, sequence: SequenceId, table: BlockTable, full: int) -> None:
