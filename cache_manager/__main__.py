@@ -11,6 +11,7 @@ from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer, Now
 from cache_manager.settings import CacheManagerSettings
 from octavo import settings, telemetry
+from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
 
@@ -23,7 +24,7 @@ async def serve(config: CacheManagerSettings) -> None:
     now = _clock()
     changes = ChangeQueue()
     manager = Manager(changes, lease_seconds=config.lease_seconds, audit_every_exchange=config.audit)
-    mirror = RedisMirror(config.redis_url, changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
+    mirror = RedisMirror(open_client(config.redis_url), changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
     service = Service(config.listen, [SERVICE_NAME])
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
     gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then

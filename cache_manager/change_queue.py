@@ -53,8 +53,9 @@ class ChangeQueue:
     # ---- the writer's side ----
 
     def open(self, index: str, truth: Truth) -> None:
-        """An epoch begins; its index is empty."""
+        """An epoch begins. Its index is copied at once, empty or not: until then readers do not call it whole."""
         self._truths[index] = truth
+        self._spoil(index)
 
     def put(self, index: str, changes: Iterable[Change]) -> None:
         """Note changes of an open index, in order. `Cleared` ends it."""

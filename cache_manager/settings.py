@@ -2,16 +2,15 @@
 
 from pydantic import Field
 
-from octavo.settings import ServiceSettings
+from octavo.settings import REDIS_FORMS, RedisAddress, ServiceSettings
 
 
 class CacheManagerSettings(ServiceSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
-    redis_url: str = Field(
+    redis_url: RedisAddress = Field(
         default="redis://127.0.0.1:6379/0",
-        pattern=r"^(redis|rediss|unix)://",
-        description="where the fleet's copy of the prefix index lies; it may be away at any time",
+        description=f"where the fleet's copy of the prefix index lies; it may be away at any time. {REDIS_FORMS}",
     )
     lease_seconds: float = Field(
         default=5.0, gt=0, le=3600, description="seconds without an exchange after which a worker's pool is expired"

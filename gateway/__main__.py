@@ -16,6 +16,7 @@ from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
 from octavo import models, settings, telemetry
+from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
 
@@ -29,19 +30,23 @@ nobody waits for the gateway while it reads something that is far too long."""
 async def serve(config: GatewaySettings) -> None:
     """Serve until asked to stop, then finish what runs. Ready once the fleet is known, be it empty."""
     served = model_of(config)
-    lookup = RedisLookup(config.redis_url, config.lookup_seconds)
-    await lookup.warm_up()
+    lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
     service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
     try:
         async with Workers() as workers, asyncio.TaskGroup() as tasks:
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
+            await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher), service.server)
             await service.start(ready=False)
-            watching = tasks.create_task(keep_watching(config.cache_manager, dispatcher, service))
+            background = [
+                tasks.create_task(keep_watching(config.cache_manager, dispatcher, service)),
+                tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
+            ]
             await service.until_asked_to_stop()
             dispatcher.drain()
             await service.stop(config.grace_seconds)
-            watching.cancel()
+            for task in background:
+                task.cancel()
     finally:
         await lookup.close()
 

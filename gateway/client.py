@@ -25,7 +25,7 @@ from octavo.service import CHANNEL_OPTIONS, open_channel
 from octavo.status import error_from
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import finish_reason_from_wire
+from octavo.wire import finish_reason_from_wire, index_state_from_wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +219,7 @@ def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:
                 worker_id=WorkerId(reply.started.worker_id),
                 prompt_tokens=reply.started.prompt_tokens,
                 predicted_cached_tokens=reply.started.predicted_cached_tokens,
+                index_state=index_state_from_wire(reply.started.index_state),
             )
         case "delta":
             return Delta(reply.delta.sample, reply.delta.text, tuple(reply.delta.token_ids))

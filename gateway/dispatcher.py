@@ -26,7 +26,7 @@ from gateway.intake import Intake, Job
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import WorkerCall, Workers
 from octavo.errors import Draining, OctavoError, WorkerLost
-from octavo.records import FleetUpdate, StepReport, WorkerInfo
+from octavo.records import FleetUpdate, IndexState, StepReport, WorkerInfo
 
 log = logging.getLogger("octavo.gateway")
 
@@ -64,6 +64,8 @@ class _Visit:
     candidate: Candidate
     reservation: ReservationId
     call: WorkerCall
+    index_state: IndexState
+    """Of the look-up that it was chosen with."""
 
     @property
     def worker(self) -> WorkerInfo:
@@ -121,6 +123,16 @@ class Dispatcher:
     def fleet(self) -> tuple[WorkerInfo, ...]:
         """The workers as the cache manager last described them."""
         return self._fleet.workers
+
+    @property
+    def index_state(self) -> IndexState:
+        """Of the last look-up in the prefix index."""
+        return self._lookup.state
+
+    @property
+    def failed_lookups(self) -> int:
+        """That learned nothing."""
+        return self._lookup.failures
 
     def models(self) -> tuple[ModelInService, ...]:
         """The models that some worker serves now, by name."""
@@ -192,19 +204,20 @@ class Dispatcher:
 
     async def _send(self, job: Job, tried: Collection[WorkerEpoch]) -> _Visit:
         """Look up, route, reserve, submit. No await after the look-up: the choice is made from one picture."""
-        hits = await self._lookup.hits(job.submission.prompt, job.submission.salt, self._fitting(job, tried))
+        found = await self._lookup.hits(job.submission.prompt, job.submission.salt, self._fitting(job, tried))
         fitting = self._fitting(job, tried)
         if not fitting:
             raise WorkerLost(f"no worker of {job.model.name} with room for {job.sequence_tokens} tokens is left")
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        chosen = choose(job.work, standings, hits, self._random.random).chosen
+        chosen = choose(job.work, standings, found.tokens, self._random.random).chosen
         reservation = self._fleet.reserve(
             chosen.standing.info,
             prompt_tokens=job.prompt_tokens,
             cached_tokens=chosen.cached_tokens,
             output_tokens=job.work.output_tokens,
         )
-        return _Visit(chosen, reservation, self._workers.submit(chosen.standing.info, job.submission))
+        call = self._workers.submit(chosen.standing.info, job.submission)
+        return _Visit(chosen, reservation, call, found.state)
 
     async def _follow(
         self, job: Job, visit: _Visit, transcript: Transcript
@@ -256,4 +269,5 @@ def _started(job: Job, visit: _Visit) -> Started:
         worker_id=visit.worker.worker_id,
         prompt_tokens=job.prompt_tokens,
         predicted_cached_tokens=visit.candidate.cached_tokens,
+        index_state=visit.index_state,
     )

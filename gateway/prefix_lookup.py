@@ -1,41 +1,76 @@
 """Adapter: how much of a prompt each worker holds, read from the prefix index.
 
 The index is a hint: it may lag, and it may be away. So a look-up never fails and never takes longer than its budget;
-what cannot be learned in time counts as "no hits", and the failure is counted.
+what cannot be learned in time counts as "no hits", and every answer says what it is worth (octavo.records.IndexState).
+
+Invariant: a request waits for its budget's end or for the answer, whichever comes first, and for nothing else. It
+neither connects nor finds out whether Redis is back: while the breaker (gateway.core.breaker) is open, nobody is asked
+but by the probe, which runs beside.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha1
-from typing import Any, Protocol, cast
+from typing import Protocol
 
-import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
-
+from gateway.core.breaker import Breaker
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
 from octavo.ids import BlockHash, Epoch, WorkerId
-from octavo.index_schema import LONGEST_PREFIX_SCRIPT, index_key, index_member
-from octavo.records import WorkerInfo
+from octavo.index_schema import (
+    LONGEST_PREFIX_SCRIPT,
+    MEMBER_BYTES,
+    WHOLE_MARK,
+    index_count,
+    index_key,
+    index_member,
+)
+from octavo.records import IndexState, WorkerInfo
+from octavo.redis_client import Command, NoScriptError, RedisClient, ResponseError
 
 log = logging.getLogger("octavo.gateway")
 
 _SCRIPT_SHA = sha1(LONGEST_PREFIX_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
-_SOCKET_SECONDS = 1.0
-"""Bound of one socket operation; a look-up's own budget ends it earlier."""
-_WARM_UP_SECONDS = 1.0
+WARM_UP_SECONDS = 2.0
+"""For a probe to connect in; what is asked next must be answered within the budget."""
+
+RECHECK_SECONDS = 1.0
+"""From look to look of our own while the index is not EXACT though Redis answers."""
+
+MAX_LATE = 64
+"""Look-ups that may go on after their budget. Each of them ends by itself, and leaves an open connection behind for
+the next one; those beyond are cancelled, which costs their connections."""
+
+_UNANSWERED = TimeoutError("no answer within the budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What a look-up learned."""
+
+    tokens: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
+    """Leading tokens of the prompt that each worker holds, whole blocks only; workers without any are left out."""
+    state: IndexState = IndexState.EXACT
 
 
 class PrefixLookup(Protocol):
     """Where to ask for prefix hits."""
 
-    failures: int
-    """Look-ups that learned nothing, since the start."""
+    @property
+    def state(self) -> IndexState:
+        """Of the last look-up."""
+        ...
 
-    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> dict[WorkerId, int]:
-        """Leading tokens of the prompt that each worker holds, whole blocks only; workers without any are left out.
+    @property
+    def failures(self) -> int:
+        """Look-ups that were tried and learned nothing, since the start."""
+        ...
+
+    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> Hits:
+        """How much of the prompt each worker holds.
 
         At least one token of the prompt is never counted, since it must be computed. `salt` is empty or 32 bytes.
         """
@@ -50,6 +85,10 @@ class _Query:
     key: str
     members: bytes
     block_size: int
+
+    def command(self, name: str, script: str) -> Command:
+        """EVALSHA with the script's digest, or EVAL with its text, which a server remembers from then on."""
+        return Command(self.key, (name, script, 1, self.key, self.members, WHOLE_MARK))
 
 
 def _queries(prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> list[_Query]:
@@ -72,6 +111,7 @@ class MemoryLookup:
     """An index of its own, in memory, for one process."""
 
     def __init__(self) -> None:
+        self.state = IndexState.EXACT
         self.failures = 0
         self._index: dict[str, set[bytes]] = {}
 
@@ -79,80 +119,163 @@ class MemoryLookup:
         """Say that a worker holds these blocks."""
         self._index.setdefault(index_key(worker, epoch), set()).update(index_member(each) for each in hashes)
 
-    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> dict[WorkerId, int]:
+    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
         found = {query.worker: self._leading(query) * query.block_size for query in _queries(prompt, salt, workers)}
-        return {worker: tokens for worker, tokens in found.items() if tokens}
+        return Hits({worker: tokens for worker, tokens in found.items() if tokens})
 
     def _leading(self, query: _Query) -> int:
         held = self._index.get(query.key, set())
-        width = len(index_member(BlockHash(bytes(32))))
-        members = [query.members[at : at + width] for at in range(0, len(query.members), width)]
+        members = [query.members[at : at + MEMBER_BYTES] for at in range(0, len(query.members), MEMBER_BYTES)]
         return next((at for at, member in enumerate(members) if member not in held), len(members))
 
 
 class RedisLookup:
-    """The fleet's index in Redis: one round trip a look-up, one script call per worker in it."""
+    """The fleet's index in Redis: one round trip a look-up, one script call per worker in it.
 
-    def __init__(self, url: str, budget_seconds: float) -> None:
-        """Ask the server at `url`; nothing is connected yet."""
+    Run `keep_checking` beside it.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        budget_seconds: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Ask through `client`, which is closed with this; nothing is connected yet."""
+        self.state = IndexState.FALLBACK
         self.failures = 0
+        self.breaker = Breaker()
+        self._client = client
         self._budget_seconds = budget_seconds
-        self._redis = cast("Any", redis.asyncio.Redis).from_url(
-            url, socket_connect_timeout=_SOCKET_SECONDS, socket_timeout=_SOCKET_SECONDS
-        )
-        self._answering = True
-
-    async def warm_up(self) -> None:
-        """Connect and load the script, so that the first look-up stays within its budget. Fails silently."""
-        try:
-            async with asyncio.timeout(_WARM_UP_SECONDS):
-                await self._redis.script_load(LONGEST_PREFIX_SCRIPT)
-        except (RedisError, OSError) as error:
-            self._failed(error)
+        self._clock = clock
+        self._sleep = sleep
+        self._asking: set[asyncio.Task[None]] = set()
+        self._unsettled = asyncio.Event()
+        """Set while the state is not EXACT."""
+        self._unsettled.set()
 
     async def close(self) -> None:
-        """Give the connections back."""
-        await self._redis.aclose()
+        """Forget what is still asked, and give the connections back."""
+        for task in self._asking:
+            task.cancel()
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=WARM_UP_SECONDS)
+        await self._client.close()
 
-    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> dict[WorkerId, int]:
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
         queries = _queries(prompt, salt, workers)
         if not queries:
-            return {}
+            return Hits(state=self.state)
+        if not self.breaker.closed:
+            return Hits(state=IndexState.FALLBACK)
+        asked = self._clock()
+        replies = await self._ask(queries, self._budget_seconds)
+        state = _state_of(replies)
+        self.failures += state is IndexState.FALLBACK
+        if _answered(replies):
+            self.breaker.succeeded()
+        else:
+            self.breaker.failed(asked, self._clock())
+        self._tell(state, replies)
+        counts = (index_count(reply)[0] if isinstance(reply, int) else 0 for reply in replies)
+        return Hits(
+            {query.worker: count * query.block_size for query, count in zip(queries, counts, strict=True) if count},
+            state,
+        )
+
+    async def _ask(self, queries: Sequence[_Query], seconds: float) -> list[object]:
+        """One reply or exception a query, after `seconds` at most: whatever the client does, it is not waited for."""
+        replies: list[object] = [_UNANSWERED] * len(queries)
+        asking = asyncio.create_task(self._exchange(queries, replies))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        timer = asyncio.ensure_future(self._sleep(seconds))
         try:
-            async with asyncio.timeout(self._budget_seconds):
-                answers = await self._ask(queries)
-        except (RedisError, OSError) as error:  # TimeoutError is an OSError
-            self._failed(error)
-            return {}
-        self._answered()
-        return {
-            query.worker: answer * query.block_size
-            for query, answer in zip(queries, answers, strict=True)
-            if isinstance(answer, int) and answer > 0  # an error about one key costs that key only
-        }
+            await asyncio.wait({asking, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            if len(self._asking) > MAX_LATE:
+                asking.cancel()
+        return list(replies)  # as they are now: an answer that comes later is not seen
 
-    async def _ask(self, queries: Sequence[_Query]) -> list[Any]:
-        answers = await self._call_script(queries)
-        if any(isinstance(answer, NoScriptError) for answer in answers):  # a server that was started anew
-            await self._redis.script_load(LONGEST_PREFIX_SCRIPT)
-            answers = await self._call_script(queries)
-        return answers
+    async def _exchange(self, queries: Sequence[_Query], replies: list[object]) -> None:
+        await self._client.execute([query.command("EVALSHA", _SCRIPT_SHA) for query in queries], replies)
+        untaught = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if untaught:  # servers that were started anew, or have never seen us
+            commands = [queries[at].command("EVAL", LONGEST_PREFIX_SCRIPT) for at in untaught]
+            for at, reply in zip(untaught, await self._client.execute(commands), strict=True):
+                replies[at] = reply
 
-    async def _call_script(self, queries: Sequence[_Query]) -> list[Any]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for query in queries:
-                pipeline.evalsha(_SCRIPT_SHA, 1, query.key, query.members)
-            return await pipeline.execute(raise_on_error=False)
+    # ---- beside them -----------------------------------------------------------------------------------------
 
-    def _failed(self, error: Exception) -> None:
-        self.failures += 1
-        if self._answering:
-            log.warning("prefix_lookup_failed", extra={"reason": f"{type(error).__name__}: {error}"})
-        self._answering = False
+    async def keep_checking(self, fleet: Callable[[], Sequence[WorkerInfo]]) -> None:
+        """While the index is not EXACT, see whether it has healed. Runs until cancelled."""
+        while True:
+            await self._unsettled.wait()
+            due = self.breaker.probe_at
+            await self._sleep(RECHECK_SECONDS if due is None else max(0.0, due - self._clock()))
+            await self.check(fleet())
 
-    def _answered(self) -> None:
-        if not self._answering:
-            log.info("prefix_lookup_answers_again", extra={"failures": self.failures})
-        self._answering = True
+    async def check(self, workers: Sequence[WorkerInfo]) -> None:
+        """Ask on our own account, whether these workers' copies are there and whole.
+
+        While the breaker is open, does nothing before its pause is over; closes it when Redis answers within the
+        budget again.
+        """
+        probing = self.breaker.probe(self._clock())
+        if not (probing or self.breaker.closed):
+            return
+        replies = await self._probe(workers)
+        if probing:
+            self.breaker.probed(_answered(replies), self._clock())
+        nobody = not workers and _answered(replies)
+        self._tell(IndexState.EXACT if nobody else _state_of(replies), replies)
+
+    async def _probe(self, workers: Sequence[WorkerInfo]) -> list[object]:
+        """Ask with time to connect, then as requests do. Where there is no worker, about one that never was."""
+        keys = [index_key(worker.worker_id, worker.epoch) for worker in workers] or [index_key(WorkerId(""), Epoch(0))]
+        queries = [_Query(WorkerId(""), key, b"", 1) for key in keys]
+        replies = await self._ask(queries, WARM_UP_SECONDS)
+        return await self._ask(queries, self._budget_seconds) if _answered(replies) else replies
+
+    def _tell(self, state: IndexState, replies: Sequence[object]) -> None:
+        """Take note of the state, and say so when it has changed.
+
+        While the breaker is open it is FALLBACK, whatever one that asked before has still heard.
+        """
+        if not self.breaker.closed:
+            state = IndexState.FALLBACK
+        if state is IndexState.EXACT:
+            self._unsettled.clear()
+        else:
+            self._unsettled.set()
+        if state is self.state:
+            return
+        before, self.state = self.state, state
+        reason = next((f"{type(reply).__name__}: {reply}" for reply in replies if isinstance(reply, Exception)), "")
+        level = logging.INFO if state is IndexState.EXACT else logging.WARNING
+        log.log(
+            level,
+            "prefix_index_state",
+            extra={"state": state.value, "before": before.value, "failures": self.failures, "reason": reason},
+        )
+
+
+def _answered(replies: Sequence[object]) -> bool:
+    """Whether any server said anything. An error about a key costs that key, and is an answer all the same."""
+    return any(isinstance(reply, int | ResponseError) for reply in replies)
+
+
+def _state_of(replies: Sequence[object]) -> IndexState:
+    """What these answers are worth; see IndexState."""
+    answers = [reply for reply in replies if isinstance(reply, int)]
+    if not answers:
+        return IndexState.FALLBACK
+    whole = len(answers) == len(replies) and all(index_count(answer)[1] for answer in answers)
+    return IndexState.EXACT if whole else IndexState.DEGRADED

@@ -11,7 +11,7 @@ from gateway.dispatcher import Dispatcher
 from octavo.status import Context
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import finish_reason_to_wire, worker_to_wire
+from octavo.wire import finish_reason_to_wire, index_state_to_wire, worker_to_wire
 
 SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -56,6 +56,8 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
                 refused=counters.refused,
                 predicted_cached_tokens=counters.predicted_cached_tokens,
                 delivered_cached_tokens=counters.delivered_cached_tokens,
+                index_state=index_state_to_wire(self._dispatcher.index_state),
+                failed_lookups=self._dispatcher.failed_lookups,
             ),
         )
 
@@ -99,6 +101,7 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
                     worker_id=event.worker_id,
                     prompt_tokens=event.prompt_tokens,
                     predicted_cached_tokens=event.predicted_cached_tokens,
+                    index_state=index_state_to_wire(event.index_state),
                 )
             )
         case Delta(sample, text, token_ids):

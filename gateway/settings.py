@@ -5,15 +5,16 @@ from pathlib import Path
 from pydantic import Field
 
 from octavo.models import DEFAULT
-from octavo.settings import Address, ServiceSettings
+from octavo.settings import REDIS_FORMS, Address, RedisAddress, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
     cache_manager: Address = Field(default="127.0.0.1:7100", description="host:port of the cache manager")
-    redis_url: str = Field(
-        default="redis://127.0.0.1:6379/0", description="where the prefix index lies; it may be away at any time"
+    redis_url: RedisAddress = Field(
+        default="redis://127.0.0.1:6379/0",
+        description=f"where the prefix index lies; it may be away at any time. {REDIS_FORMS}",
     )
     lookup_seconds: float = Field(
         default=0.005,

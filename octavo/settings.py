@@ -14,6 +14,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from octavo.redis_url import parse_redis_url, without_secrets
+
 PREFIX = "OCTAVO_"
 
 
@@ -32,6 +34,21 @@ def _checked(address: str) -> str:
 
 Address = Annotated[str, AfterValidator(_checked)]
 """host:port; port 0 takes a free one where a service listens."""
+
+
+def _checked_redis_url(url: str) -> str:
+    parse_redis_url(url)
+    return url
+
+
+RedisAddress = Annotated[str, AfterValidator(_checked_redis_url)]
+"""A URL of octavo.redis_url."""
+
+REDIS_FORMS = (
+    "redis://[user:password@]host:port/database, redis+sentinel://host:port,host:port/service, "
+    "redis+cluster://host:port,host:port; rediss for TLS"
+)
+"""The same in a setting's description."""
 
 
 class ServiceSettings(BaseSettings):
@@ -64,7 +81,7 @@ def read(settings: type[S], description: str) -> S:
     """The service's settings out of the environment.
 
     With `--print-settings` on the command line, prints them with their meaning and exits 0. Exits 2 with one line per
-    bad variable: its name, what it holds, and why that will not do.
+    bad variable: its name, what it holds, and why that will not do. Passwords in URLs are not shown.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--print-settings", action="store_true", help="show the settings in force and exit")
@@ -75,7 +92,7 @@ def read(settings: type[S], description: str) -> S:
         for problem in error.errors():
             variable = PREFIX + "_".join(str(part) for part in problem["loc"]).upper()
             held = os.environ.get(variable, problem["input"])
-            print(f"{variable}={held}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+            print(f"{variable}={without_secrets(str(held))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     if wanted:
         print(json.dumps(_described(values), indent=2, default=str))  # noqa: T201
@@ -85,6 +102,10 @@ def read(settings: type[S], description: str) -> S:
 
 def _described(values: ServiceSettings) -> dict[str, dict[str, object]]:
     return {
-        PREFIX + name.upper(): {"value": getattr(values, name), "meaning": field.description}
+        PREFIX + name.upper(): {"value": _shown(getattr(values, name)), "meaning": field.description}
         for name, field in type(values).model_fields.items()
     }
+
+
+def _shown(value: object) -> object:
+    return without_secrets(value) if isinstance(value, str) else value

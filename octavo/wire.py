@@ -23,6 +23,7 @@ from octavo.records import (
     FleetUpdate,
     Fork,
     Grant,
+    IndexState,
     PoolAudit,
     PoolSpec,
     Prefilled,
@@ -42,6 +43,7 @@ from octavo.records import (
 )
 from octavo.status import error_named
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
+from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import types_pb2 as types_v1
 from octavo.v1 import worker_pb2 as worker_v1
 
@@ -56,6 +58,12 @@ _REASON_TO_WIRE = {
     FinishReason.LENGTH: worker_v1.FINISH_REASON_LENGTH,
 }
 _REASON_FROM_WIRE = {value: reason for reason, value in _REASON_TO_WIRE.items()}
+_STATE_TO_WIRE = {
+    IndexState.EXACT: gateway_v1.INDEX_STATE_EXACT,
+    IndexState.DEGRADED: gateway_v1.INDEX_STATE_DEGRADED,
+    IndexState.FALLBACK: gateway_v1.INDEX_STATE_FALLBACK,
+}
+_STATE_FROM_WIRE = {value: state for state, value in _STATE_TO_WIRE.items()}
 
 
 # ---- flat u32 arrays -----------------------------------------------------------------------------------------
@@ -432,6 +440,15 @@ def finish_reason_from_wire(value: "worker_v1.FinishReason.ValueType") -> Finish
     if value not in _REASON_FROM_WIRE:
         raise InvalidRequest(f"finish reason: {value}, wanted one of {sorted(_REASON_FROM_WIRE)}")
     return _REASON_FROM_WIRE[value]
+
+
+def index_state_to_wire(state: IndexState | None) -> "gateway_v1.IndexState.ValueType":
+    return gateway_v1.INDEX_STATE_UNSPECIFIED if state is None else _STATE_TO_WIRE[state]
+
+
+def index_state_from_wire(value: "gateway_v1.IndexState.ValueType") -> IndexState | None:
+    """None for a state that is not told, or not known here: it is not worth losing a reply for."""
+    return _STATE_FROM_WIRE.get(value)
 
 
 def report_to_wire(report: StepReport) -> worker_v1.ServeReply:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.ids import WorkerId
-from octavo.records import FinishReason
+from octavo.records import FinishReason, IndexState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class Started:
     prompt_tokens: int
     predicted_cached_tokens: int
     """Of the prompt, what the prefix index lets one expect."""
+    index_state: IndexState | None = None
+    """What that expectation is worth. None from a gateway that does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

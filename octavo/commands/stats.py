@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo.commands.console import CommandFailed, out
-from octavo.records import PoolSpec, WorkerInfo
+from octavo.records import IndexState, PoolSpec, WorkerInfo
 from octavo.service import CHANNEL_OPTIONS
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
-from octavo.wire import worker_from_wire
+from octavo.wire import index_state_from_wire, worker_from_wire
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -77,14 +77,29 @@ def _summary(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> str
     saved = f"{cached:,} of {prompt:,} prompt tokens were remembered and not computed. " if prompt else ""
     return (
         f"{saved}The gateway has had {gateway.requests:,} requests ({gateway.refused:,} refused); "
-        f"{gateway.running_requests:,} run, {gateway.waiting_requests:,} wait."
+        f"{gateway.running_requests:,} run, {gateway.waiting_requests:,} wait. {_index(gateway)}"
     )
 
 
+def _index(gateway: gateway_pb2.GatewayLoad) -> str:
+    """What the last look-up in the prefix index was worth, in words."""
+    match index_state_from_wire(gateway.index_state):
+        case IndexState.EXACT:
+            return "The prefix index is exact."
+        case IndexState.DEGRADED:
+            return "The prefix index is degraded: it does not tell all that workers hold."
+        case IndexState.FALLBACK:
+            return "The prefix index does not answer: requests go where the load is least."
+        case None:
+            return ""
+
+
 def _plain(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> dict[str, Any]:
+    state = index_state_from_wire(gateway.index_state)
     return {
         "workers": [asdict(worker) for worker in workers],
-        "gateway": {field.name: getattr(gateway, field.name) for field in gateway.DESCRIPTOR.fields},
+        "gateway": {field.name: getattr(gateway, field.name) for field in gateway.DESCRIPTOR.fields}
+        | {"index_state": state.value if state else None},
     }
 
 

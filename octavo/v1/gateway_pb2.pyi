@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from octavo.v1 import cache_manager_pb2 as _cache_manager_pb2
 from octavo.v1 import worker_pb2 as _worker_pb2
 import builtins as _builtins
@@ -19,6 +20,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _IndexState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _IndexStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_IndexState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    INDEX_STATE_UNSPECIFIED: _IndexState.ValueType  # 0
+    INDEX_STATE_EXACT: _IndexState.ValueType  # 1
+    """every worker was answered about in time, from a copy that its manager calls whole"""
+    INDEX_STATE_DEGRADED: _IndexState.ValueType  # 2
+    """some were; of the others, what was found counts and may be too little"""
+    INDEX_STATE_FALLBACK: _IndexState.ValueType  # 3
+    """nothing was learned; workers were chosen by their load"""
+
+class IndexState(_IndexState, metaclass=_IndexStateEnumTypeWrapper):
+    """What a look-up in the prefix index is worth."""
+
+INDEX_STATE_UNSPECIFIED: IndexState.ValueType  # 0
+INDEX_STATE_EXACT: IndexState.ValueType  # 1
+"""every worker was answered about in time, from a copy that its manager calls whole"""
+INDEX_STATE_DEGRADED: IndexState.ValueType  # 2
+"""some were; of the others, what was found counts and may be too little"""
+INDEX_STATE_FALLBACK: IndexState.ValueType  # 3
+"""nothing was learned; workers were chosen by their load"""
+Global___IndexState: _TypeAlias = IndexState  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -216,10 +243,13 @@ class Started(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    INDEX_STATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     worker_id: _builtins.str
     prompt_tokens: _builtins.int
     predicted_cached_tokens: _builtins.int
+    index_state: Global___IndexState.ValueType
+    """of the look-up that the choice of the worker was made with"""
     def __init__(
         self,
         *,
@@ -227,10 +257,11 @@ class Started(_message.Message):
         worker_id: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         predicted_cached_tokens: _builtins.int = ...,
+        index_state: Global___IndexState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_state", b"index_state", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -431,6 +462,8 @@ class GatewayLoad(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     DELIVERED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    INDEX_STATE_FIELD_NUMBER: _builtins.int
+    FAILED_LOOKUPS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     requests: _builtins.int
@@ -438,6 +471,10 @@ class GatewayLoad(_message.Message):
     refused: _builtins.int
     predicted_cached_tokens: _builtins.int
     delivered_cached_tokens: _builtins.int
+    index_state: Global___IndexState.ValueType
+    """of the last look-up, a request's or the gateway's own"""
+    failed_lookups: _builtins.int
+    """that were tried and learned nothing, since start"""
     def __init__(
         self,
         *,
@@ -447,10 +484,12 @@ class GatewayLoad(_message.Message):
         refused: _builtins.int = ...,
         predicted_cached_tokens: _builtins.int = ...,
         delivered_cached_tokens: _builtins.int = ...,
+        index_state: Global___IndexState.ValueType = ...,
+        failed_lookups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_cached_tokens", b"delivered_cached_tokens", "predicted_cached_tokens", b"predicted_cached_tokens", "refused", b"refused", "requests", b"requests", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_cached_tokens", b"delivered_cached_tokens", "failed_lookups", b"failed_lookups", "index_state", b"index_state", "predicted_cached_tokens", b"predicted_cached_tokens", "refused", b"refused", "requests", b"requests", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,19 +1,20 @@
 """How much of a prompt each worker holds: in memory and in a real Redis."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.prefix_lookup import MemoryLookup, PrefixLookup, RedisLookup
+from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
-from octavo.index_schema import index_key, index_member
-from octavo.records import PoolSpec, WorkerInfo
+from octavo.index_schema import WHOLE_MARK, index_key, index_member
+from octavo.records import IndexState, PoolSpec, WorkerInfo
+from octavo.redis_client import Command, RedisClient, open_client
 from tests.support.fleets import pool, worker
 from tests.support.redis_server import RedisServer, redis_server
 
@@ -41,12 +42,11 @@ class InMemory:
 class InRedis:
     def __init__(self, server: RedisServer, budget_seconds: float = PATIENT_SECONDS) -> None:
         self.server = server
-        self.lookup = RedisLookup(server.url, budget_seconds)
+        self.lookup = RedisLookup(open_client(server.url), budget_seconds)
 
     async def publish(self, info: WorkerInfo, hashes: Iterable[BlockHash]) -> None:
         if members := [index_member(each) for each in hashes]:
-            client: Any = self.server.client
-            await client.sadd(index_key(info.worker_id, info.epoch), *members)
+            await self.server.client.sadd(index_key(info.worker_id, info.epoch), *members, WHOLE_MARK)
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ async def test_each_worker_holds_its_own_leading_blocks(index: Index) -> None:
 
     found = await index.lookup.hits(tuple(prompt), b"", tuple(fleet.values()))
 
-    assert found == {"a": 3 * BLOCK, "b": 7 * BLOCK, "c": 5 * BLOCK}
+    assert found.tokens == {"a": 3 * BLOCK, "b": 7 * BLOCK, "c": 5 * BLOCK}
 
 
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1])
@@ -94,7 +94,7 @@ async def test_one_token_of_a_prompt_is_always_left_to_compute(index: Index, len
 
     found = await index.lookup.hits(tuple(range(length)), b"", [info])
 
-    assert found.get(info.worker_id, 0) == (length - 1) // BLOCK * BLOCK
+    assert found.tokens.get(info.worker_id, 0) == (length - 1) // BLOCK * BLOCK
 
 
 async def test_a_prompt_that_leaves_the_chain_is_a_hit_up_to_there(index: Index) -> None:
@@ -102,7 +102,7 @@ async def test_a_prompt_that_leaves_the_chain_is_a_hit_up_to_there(index: Index)
     await index.publish(info, chain(range(6 * BLOCK)))
     prompt = (*range(2 * BLOCK + 5), 9999, *range(2 * BLOCK + 6, 6 * BLOCK))
 
-    assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
+    assert (await index.lookup.hits(prompt, b"", [info])).tokens == {"a": 2 * BLOCK}
 
 
 async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
@@ -111,7 +111,7 @@ async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
     hashes = chain(range(6 * BLOCK))
     await index.publish(info, hashes[:2] + hashes[3:])
 
-    assert await index.lookup.hits(tuple(range(6 * BLOCK)), b"", [info]) == {"a": 2 * BLOCK}
+    assert (await index.lookup.hits(tuple(range(6 * BLOCK)), b"", [info])).tokens == {"a": 2 * BLOCK}
 
 
 async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> None:
@@ -119,7 +119,7 @@ async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> No
     prompt = tuple(range(3000 * BLOCK))
     await index.publish(info, chain(prompt))
 
-    assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2999 * BLOCK}
+    assert (await index.lookup.hits(prompt, b"", [info])).tokens == {"a": 2999 * BLOCK}
 
 
 async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(index: Index) -> None:
@@ -137,10 +137,10 @@ async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(
         }.items()
     ]
 
-    assert await index.lookup.hits(prompt, b"", [worker("a", epoch=1)]) == {"a": 3 * BLOCK}
-    assert await index.lookup.hits(prompt, b"", [worker("a", epoch=2)]) == {}
-    assert await index.lookup.hits(prompt, SALT, [worker("a", epoch=1)]) == {}
-    assert [await index.lookup.hits(prompt, b"", [info]) for info in other_models] == [{}] * 5
+    assert (await index.lookup.hits(prompt, b"", [worker("a", epoch=1)])).tokens == {"a": 3 * BLOCK}
+    assert (await index.lookup.hits(prompt, b"", [worker("a", epoch=2)])).tokens == {}
+    assert (await index.lookup.hits(prompt, SALT, [worker("a", epoch=1)])).tokens == {}
+    assert [(await index.lookup.hits(prompt, b"", [info])).tokens for info in other_models] == [{}] * 5
 
 
 async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_once(index: Index) -> None:
@@ -150,12 +150,12 @@ async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_on
     await index.publish(small, chain(prompt, small.pool)[:3])
     await index.publish(large, chain(prompt, large.pool))
 
-    assert await index.lookup.hits(prompt, b"", [small, large]) == {"small": 24, "large": 64}
+    assert (await index.lookup.hits(prompt, b"", [small, large])).tokens == {"small": 24, "large": 64}
 
 
 async def test_nobody_and_nothing_to_ask_about_are_no_failures(index: Index) -> None:
-    assert await index.lookup.hits(tuple(range(100)), b"", []) == {}
-    assert await index.lookup.hits((1,), b"", [worker("a")]) == {}
+    assert (await index.lookup.hits(tuple(range(100)), b"", [])).tokens == {}
+    assert (await index.lookup.hits((1,), b"", [worker("a")])).tokens == {}
     assert index.lookup.failures == 0
 
 
@@ -176,10 +176,10 @@ async def test_memory_finds_what_comparing_tokens_finds(prompt: list[int], writt
         sequence[: 4 * (blocks + 1)] == prompt[: 4 * (blocks + 1)] for sequence in written
     ):
         blocks += 1
-    assert (await index.lookup.hits(prompt, b"", [info])).get(info.worker_id, 0) == 4 * blocks
+    assert (await index.lookup.hits(prompt, b"", [info])).tokens.get(info.worker_id, 0) == 4 * blocks
 
 
-# ---- what only Redis can do ----------------------------------------------------------------------------------
+# ---- what only Redis can do (what happens to its servers: test_redis_topologies.py) ---------------------------
 
 
 @pytest.mark.redis
@@ -188,10 +188,10 @@ async def test_a_server_that_forgot_the_script_is_told_it_again() -> None:
         info = worker("a")
         prompt = tuple(range(3 * BLOCK))
         await index.publish(info, chain(prompt))
-        await index.lookup.warm_up()
+        await index.lookup.check([info])
         await index.server.client.script_flush()
 
-        assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
+        assert await index.lookup.hits(prompt, b"", [info]) == Hits({"a": 2 * BLOCK}, IndexState.EXACT)
         assert index.lookup.failures == 0
 
 
@@ -202,44 +202,86 @@ async def test_a_wrong_value_costs_its_own_worker_only() -> None:
         good, bad = worker("good"), worker("bad")
         prompt = tuple(range(3 * BLOCK))
         await index.publish(good, chain(prompt))
-        client: Any = index.server.client
-        await client.set(index_key(bad.worker_id, bad.epoch), "not a set")
+        await index.server.client.set(index_key(bad.worker_id, bad.epoch), "not a set")
 
-        assert await index.lookup.hits(prompt, b"", [bad, good]) == {"good": 2 * BLOCK}
+        assert await index.lookup.hits(prompt, b"", [bad, good]) == Hits({"good": 2 * BLOCK}, IndexState.DEGRADED)
 
 
 @pytest.mark.redis
-async def test_a_server_that_is_away_counts_as_no_hits_and_is_used_again_when_it_is_back() -> None:
-    """S47: stopped."""
+async def test_wrong_values_alone_open_no_breaker() -> None:
+    """The server answers; another model's workers may be asked about next."""
+    async with in_redis() as index:
+        bad = worker("bad")
+        await index.server.client.set(index_key(bad.worker_id, bad.epoch), "not a set")
+
+        found = [await index.lookup.hits(tuple(range(3 * BLOCK)), b"", [bad]) for _ in range(5)]
+
+        assert found == [Hits({}, IndexState.FALLBACK)] * 5
+        assert index.lookup.breaker.closed
+
+
+class Puppet(RedisClient):
+    """Answers a look-up when the test says so."""
+
+    def __init__(self) -> None:
+        self.answers: list[asyncio.Event] = []
+
+    async def execute(self, commands: Sequence[Command], replies: list[object] | None = None) -> list[object]:
+        answer = asyncio.Event()
+        self.answers.append(answer)
+        await answer.wait()
+        assert replies is not None
+        replies[:] = [1] * len(commands)
+        return replies
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_an_answer_that_comes_after_the_breaker_has_opened_leaves_it_to_the_probe() -> None:
+    """Its request has it; but the state stays what it is, or nobody would look whether Redis is back."""
+    client, now, over, patient = Puppet(), 0.0, asyncio.Event(), asyncio.Event()
+    sleeps = iter([patient, over, over, over])
+    lookup = RedisLookup(client, 1.0, clock=lambda: now, sleep=lambda _: next(sleeps).wait())
+    info, prompt = worker("a"), range(3 * BLOCK)
+    late = asyncio.create_task(lookup.hits(prompt, b"", [info]))
+    while not client.answers:  # noqa: ASYNC110  # one turn of the loop
+        await asyncio.sleep(0)
+    over.set()
+    for _ in range(3):
+        now += 1.0
+        await lookup.hits(prompt, b"", [info])
+    assert not lookup.breaker.closed
+
+    client.answers[0].set()
+
+    assert await late == Hits({"a": BLOCK}, IndexState.EXACT)
+    assert lookup.state is IndexState.FALLBACK
+    assert lookup.breaker.probe_at is not None
+    await lookup.close()
+
+
+@pytest.mark.redis
+async def test_a_gateway_without_workers_knows_whether_redis_answers() -> None:
+    async with in_redis() as index:
+        await index.lookup.check([])
+        assert index.lookup.state is IndexState.EXACT
+        await index.server.stop()
+        await index.lookup.check([])
+        assert index.lookup.state is IndexState.FALLBACK
+
+
+@pytest.mark.redis
+async def test_the_index_is_looked_at_until_it_is_exact_without_any_request() -> None:
+    """S43: as a gateway does beside its requests, under the clock of the machine."""
     async with in_redis() as index:
         info = worker("a")
-        prompt = tuple(range(3 * BLOCK))
-        await index.server.stop()
-
-        assert await index.lookup.hits(prompt, b"", [info]) == {}
-        assert index.lookup.failures == 1
-
-        await index.server.start()
-        await index.publish(info, chain(prompt))
-        assert await index.lookup.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
-
-
-@pytest.mark.redis
-async def test_a_server_that_does_not_answer_costs_no_more_than_the_budget() -> None:
-    """S47: frozen, so that connections live and nothing comes back. A socket gives up after a second."""
-    async with in_redis(budget_seconds=0.005) as index:
-        info = worker("a")
-        prompt = tuple(range(3 * BLOCK))
-        await index.publish(info, chain(prompt))
-        await index.lookup.warm_up()
-        index.server.process.freeze()
-
-        async with asyncio.timeout(0.9):
-            assert await index.lookup.hits(prompt, b"", [info]) == {}
-        assert index.lookup.failures == 1
-
-        index.server.process.thaw()
-        await index.server.client.ping()
-        patient = RedisLookup(index.server.url, PATIENT_SECONDS)
-        assert await patient.hits(prompt, b"", [info]) == {"a": 2 * BLOCK}
-        await patient.close()
+        checking = asyncio.create_task(index.lookup.keep_checking(lambda: [info]))
+        try:
+            await index.publish(info, chain(range(3 * BLOCK)))
+            async with asyncio.timeout(PATIENT_SECONDS):
+                while index.lookup.state is not IndexState.EXACT:  # noqa: ASYNC110  # nobody is told but the log
+                    await asyncio.sleep(0.01)
+        finally:
+            checking.cancel()
+            await asyncio.wait({checking})

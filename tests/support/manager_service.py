@@ -15,6 +15,7 @@ from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.index_schema import index_key
 from octavo.records import Exchange, FleetUpdate, Grant, PoolAudit, PoolSpec, Registered, Registration, WorkerLoad
+from octavo.redis_client import open_client
 from octavo.service import Service, open_channel
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
@@ -170,7 +171,11 @@ async def manager_service(
     manager = Manager(changes, lease_seconds=LEASE_SECONDS, audit_every_exchange=True)
     service = Service("127.0.0.1:0", [SERVICE_NAME])
     v1_grpc.add_CacheManagerServicer_to_server(CacheManagerServicer(manager, clock), service.server)
-    mirror = None if redis_url is None else RedisMirror(redis_url, changes, ttl_seconds=ttl_seconds, pace_seconds=0)
+    mirror = (
+        None
+        if redis_url is None
+        else RedisMirror(open_client(redis_url), changes, ttl_seconds=ttl_seconds, pace_seconds=0)
+    )
     following = None if mirror is None else asyncio.create_task(mirror.run())
     port = await service.start()
     try:

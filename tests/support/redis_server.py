@@ -1,33 +1,43 @@
 """A real redis-server at a free port of this machine, which a test may stop, freeze and start again."""
 
+import random
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from redis.asyncio import Redis
 
 from deploy.process import LOOPBACK, Process
 from deploy.redis_binary import redis_command
 
+CLUSTER_BUS = 10_000
+"""From a server's port to the one that it talks to the rest of its cluster at."""
+
 
 class RedisServer:
     """The process, and a client of it."""
 
-    def __init__(self) -> None:
-        with socket.create_server((LOOPBACK, 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+    def __init__(self, *arguments: str, password: str | None = None) -> None:
+        """`arguments` are put behind those that every server gets."""
+        self.port = _free_port()
+        login = () if password is None else ("--requirepass", password, "--masterauth", password)
+        self.password = password
         self.process = Process(
             "redis",
-            redis_command,
+            lambda port: [*redis_command(port), *login, *arguments],
             served_port=lambda line: self.port if "Ready to accept connections" in line else None,
             port=self.port,
         )
-        self.client = Redis(host=LOOPBACK, port=self.port, socket_timeout=5, socket_connect_timeout=5)
+        self.client: Any = Redis(
+            host=LOOPBACK, port=self.port, password=password, socket_timeout=5, socket_connect_timeout=5
+        )
 
     @property
     def url(self) -> str:
         """What services are given."""
-        return f"redis://{LOOPBACK}:{self.port}/0"
+        login = "" if self.password is None else f":{self.password}@"
+        return f"redis://{login}{LOOPBACK}:{self.port}/0"
 
     async def start(self) -> None:
         """Return when it answers. It remembers nothing of an earlier start."""
@@ -38,14 +48,29 @@ class RedisServer:
         """Kill it."""
         await self.process.kill()
 
+    async def close(self) -> None:
+        """Kill it for good."""
+        await self.client.aclose()
+        await self.stop()
+
 
 @asynccontextmanager
-async def redis_server() -> AsyncGenerator[RedisServer]:
+async def redis_server(*arguments: str, password: str | None = None) -> AsyncGenerator[RedisServer]:
     """A server for the time of the context."""
-    server = RedisServer()
+    server = RedisServer(*arguments, password=password)
     await server.start()
     try:
         yield server
     finally:
-        await server.client.aclose()
-        await server.stop()
+        await server.close()
+
+
+def _free_port() -> int:
+    """A port that nobody listens at, nor at the one that belongs to it in a cluster."""
+    while True:
+        port = random.randrange(20_000, 32_000)  # below the ports that the system gives to whoever asks for any
+        try:
+            with socket.create_server((LOOPBACK, port)), socket.create_server((LOOPBACK, port + CLUSTER_BUS)):
+                return port
+        except OSError:
+            continue

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,11 @@ from gateway.client import Client
 from gateway.core.events import Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TokenPrompt
 from octavo.hashing import block_hashes
-from octavo.index_schema import index_key, index_member
-from octavo.service import probe
+from octavo.index_schema import WHOLE_MARK, index_key, index_member
+from octavo.records import IndexState
+from octavo.service import open_channel, probe
+from octavo.v1 import gateway_pb2 as gateway_v1
+from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import words_pool
@@ -51,6 +53,12 @@ async def gateway_process(fleet: FakeFleet, redis_url: str, model: Path) -> Asyn
         await process.kill()
 
 
+async def load_of(process: Process) -> gateway_v1.GatewayLoad:
+    async with open_channel(process.address) as channel:
+        reply = await gateway_v1_grpc.InferenceStub(channel).GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
+        return reply.gateway
+
+
 async def until_ready(process: Process, wanted: bool = True) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await asyncio.to_thread(probe, process.address) != wanted:
@@ -75,22 +83,36 @@ async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tm
         prompt = tuple(range(5, 70))
         holder = fleet.workers[1].info
         hashes = block_hashes(holder.pool.chain_root().hash(), prompt, holder.pool.block_size)
-        index: Any = redis.client
-        await index.sadd(index_key(holder.worker_id, holder.epoch), *map(index_member, hashes))
+        await redis.client.sadd(index_key(holder.worker_id, holder.epoch), WHOLE_MARK, *map(index_member, hashes))
+        other = fleet.workers[0].info
+        await redis.client.sadd(index_key(other.worker_id, other.epoch), WHOLE_MARK)
         request = Generation(prompt=TokenPrompt(prompt), max_tokens=3)
 
         async with aclosing(client.generate(request)) as events:
             started = await anext(events)
         chat = await client.complete(Generation(prompt=ChatPrompt((ChatMessage("user", "本?"),)), max_tokens=2))
         await redis.stop()
-        answer = await client.complete(request)
+        async with aclosing(client.generate(request)) as events:
+            without = [event async for event in events]
+        told_without = (await load_of(process)).index_state
+        await redis.start()
+        for info in (holder, other):
+            await redis.client.sadd(index_key(info.worker_id, info.epoch), WHOLE_MARK)
+        async with asyncio.timeout(PATIENCE_SECONDS):  # no request asks: the gateway looks for itself
+            while (await load_of(process)).index_state != gateway_v1.INDEX_STATE_EXACT:
+                pass
 
         assert isinstance(started, Started)
         assert (started.worker_id, started.predicted_cached_tokens) == (holder.worker_id, 64)
-        assert (chat.usage.output_tokens, answer.usage.output_tokens) == (2, 3)
-        assert [event["event"] for event in map(log_event, process.lines) if event and event["level"] == "warning"] == [
-            "prefix_lookup_failed"
-        ]
+        assert started.index_state is IndexState.EXACT
+        assert chat.usage.output_tokens == 2
+        assert isinstance(without[0], Started)
+        assert without[0].index_state is IndexState.FALLBACK
+        assert isinstance(without[-1], Usage)
+        assert without[-1].output_tokens == 3
+        assert told_without == gateway_v1.INDEX_STATE_FALLBACK
+        told = [event["state"] for event in process.events("prefix_index_state")]
+        assert (told[:2], told[-1]) == (["exact", "fallback"], "exact")
 
 
 async def test_it_is_ready_only_once_it_knows_the_fleet(tmp_path: Path) -> None:

@@ -11,10 +11,19 @@ KEY_A, KEY_B = b"a" * 16, b"b" * 16
 
 
 def opened(*indexes: str, max_pending: int = 100) -> ChangeQueue:
+    """Of these indexes the reader has made the first copy."""
     queue = ChangeQueue(max_pending)
     for index in indexes:
         queue.open(index, lambda: [A])
+    queue.take()
     return queue
+
+
+def test_an_index_is_copied_when_it_begins() -> None:
+    """Empty or not: until then readers do not call it whole."""
+    queue = ChangeQueue()
+    queue.open("w", list)
+    assert queue.take().stale == ["w"]
 
 
 def test_a_batch_holds_what_was_published_and_evicted() -> None:

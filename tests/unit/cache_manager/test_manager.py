@@ -146,6 +146,7 @@ def test_a_lost_stream_of_an_earlier_epoch_changes_nothing(manager: Manager) -> 
 def test_what_is_published_and_evicted_is_queued_for_the_mirror(manager: Manager, changes: ChangeQueue) -> None:
     worker = Worker(manager, num_blocks=3)
     index = index_key(worker.worker_id, worker.epoch)
+    assert changes.take().stale == [index]
     worker.compute(1, TOKENS)
     assert list(changes.take().updates[index].values()) == [True, True]
     worker.exchange(finished=[1])

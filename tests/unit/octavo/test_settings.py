@@ -6,7 +6,7 @@ import socket
 import pytest
 from pydantic import Field, ValidationError
 
-from octavo.settings import Address, ServiceSettings, read, split_address
+from octavo.settings import Address, RedisAddress, ServiceSettings, read, split_address
 
 
 class Settings(ServiceSettings):
@@ -14,12 +14,13 @@ class Settings(ServiceSettings):
 
     peer: Address = Field(default="127.0.0.1:1", description="host:port of somebody")
     seats: int = Field(default=3, ge=1, description="how many")
+    redis_url: RedisAddress = Field(default="redis://127.0.0.1", description="where the index lies")
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the caller, and no argument of pytest."""
-    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS"):
+    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS", "REDIS_URL"):
         monkeypatch.delenv(f"OCTAVO_{name}", raising=False)
     monkeypatch.setattr("sys.argv", ["service"])
 
@@ -112,3 +113,21 @@ def test_a_service_that_listens_everywhere_is_reached_at_its_host_s_address() ->
 
 def test_a_service_is_reached_where_it_says() -> None:
     assert Settings(advertise="worker-1:8520").advertised(4711) == "worker-1:8520"
+
+
+def test_a_password_in_a_url_is_neither_printed_with_the_settings_nor_with_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(monkeypatch, redis_url="redis://me:secret@there/main")
+    with pytest.raises(SystemExit):
+        read(Settings, "a service")
+    refused = capsys.readouterr().err
+    assert "OCTAVO_REDIS_URL=redis://***@there/main: " in refused
+
+    given(monkeypatch, redis_url="redis://me:secret@there/1")
+    monkeypatch.setattr("sys.argv", ["service", "--print-settings"])
+    with pytest.raises(SystemExit):
+        read(Settings, "a service")
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["OCTAVO_REDIS_URL"]["value"] == "redis://***@there/1"
+    assert "secret" not in refused + json.dumps(shown)

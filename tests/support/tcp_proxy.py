@@ -1,0 +1,93 @@
+"""A TCP proxy in front of a server: it may delay every byte, and end TLS."""
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+class TcpProxy:
+    """Listens at `port`, and passes on what comes to the server, and back, `delay` seconds later."""
+
+    def __init__(self, target: int) -> None:
+        self.delay = 0.0
+        self.port = 0
+        self._target = target
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            there, back = await asyncio.open_connection(LOOPBACK, self._target)
+        except OSError:
+            writer.close()
+            return
+        try:
+            await _either(self._pass(reader, back), self._pass(there, writer))
+        finally:
+            self._tasks.discard(task)
+            for end in (writer, back):
+                end.close()
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await source.read(1 << 16):
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                sink.write(chunk)
+                await sink.drain()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _either(*passing: object) -> None:
+    tasks = [asyncio.ensure_future(each) for each in passing]  # pyright: ignore
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def tcp_proxy(target: int, certificate: Path | None = None) -> AsyncGenerator[TcpProxy]:
+    """A proxy at a free port before the server at port `target`; speaks TLS if it is given a certificate."""
+    proxy, context = TcpProxy(target), None
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+    server = await asyncio.start_server(proxy.serve, LOOPBACK, 0, ssl=context)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await proxy.close()
+
+
+def make_certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 that vouches for itself, and its key, in one file. Needs openssl."""
+    path, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=octavo test", "-addext", f"subjectAltName=IP:{LOOPBACK}", "-days", "1"),
+            *("-keyout", str(key), "-out", str(path)),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+    path.write_text(path.read_text() + key.read_text())
+    return path
