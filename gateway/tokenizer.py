@@ -182,31 +182,48 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 def _read_template(folder: Path) -> Template | None:
-    file = folder / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     own_file = folder / "chat_template.jinja"
-    source = own_file.read_text(encoding="utf-8") if own_file.is_file() else _template_in(config)
-    if source is None:
-        return None
     try:
+        config = _read_config(folder / "tokenizer_config.json")
+        source = own_file.read_text(encoding="utf-8") if own_file.is_file() else _template_in(config)
+        if source is None:
+            return None
         compiled = _environment().from_string(source)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{folder}: the chat template is not UTF-8: {error}") from error
     except jinja2.TemplateError as error:
         raise ValueError(f"{folder}: the chat template does not compile: {error}") from error
     return Template(compiled, {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))})
 
 
+def _read_config(file: Path) -> dict[str, Any]:
+    """The tokenizer's configuration, empty where there is none."""
+    if not file.is_file():
+        return {}
+    try:
+        config: object = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return cast("dict[str, Any]", config)
+
+
 def _template_in(config: dict[str, Any]) -> str | None:
     """The template that a tokenizer's configuration holds: one, or several of which one is the default."""
-    found = config.get("chat_template")
+    found: object = config.get("chat_template")
     if isinstance(found, list):
-        named = cast("list[dict[str, str]]", found)
-        return next((entry["template"] for entry in named if entry["name"] == "default"), None)
+        named = [cast("dict[str, object]", entry) for entry in cast("list[object]", found) if isinstance(entry, dict)]
+        found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"chat_template in tokenizer_config.json: {type(found).__name__}, wanted text")
     return found
 
 
-def _text_of(token: str | dict[str, Any] | None) -> str | None:
+def _text_of(token: object) -> str | None:
     """A special token is written as its text or as an object around it."""
-    return token["content"] if isinstance(token, dict) else token
+    text = cast("dict[str, object]", token).get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeGuard, cast
 
 from octavo.hashing import digest_of
 
@@ -24,6 +24,8 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_se
 _PAGE_BYTES = 4096
 _PAGES_PER_TENSOR = 4
 _MAX_HEADER_BYTES = 100 << 20
+_TOKEN_IDS = 1 << 32
+"""Token ids travel as u32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +111,16 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: there are none, or one of them is missing.
+        ValueError: the index of a sharded model names none.
     """
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = cast(dict[str, str], _read_json(index).get("weight_map", {})).values()
-        return [_present(folder / shard) for shard in sorted(set(shards))]
+        shards: object = _read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise ValueError(f"{index} holds no weight_map")
+        return [_present(folder / shard) for shard in sorted(set(cast(dict[str, str], shards).values()))]
     single = folder / "model.safetensors"
-    if not single.exists():
+    if not single.is_file():
         raise FileNotFoundError(f"{folder} holds no model.safetensors; weights in other formats are not read")
     return [single]
 
@@ -133,8 +138,11 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 def _first_int(config: dict[str, Any], keys: tuple[str, ...], path: Path) -> int:
     for key in keys:
-        if isinstance(config.get(key), int):
-            return config[key]
+        value: object = config.get(key)
+        if _is_int(value):
+            if value < 1:
+                raise ValueError(f"{path / 'config.json'} says {key} {value}, wanted at least 1")
+            return value
     raise ValueError(f"{path / 'config.json'} says no {keys[0]}")
 
 
@@ -145,7 +153,16 @@ def _eos_token_ids(path: Path, config: dict[str, Any]) -> tuple[int, ...]:
         named = config.get("eos_token_id")
     if named is None:
         return ()
-    return tuple(cast(list[int], named)) if isinstance(named, list) else (cast(int, named),)
+    ids = cast(list[object], named) if isinstance(named, list) else [named]
+    ends = tuple(token for token in ids if _is_int(token) and 0 <= token < _TOKEN_IDS)
+    if len(ends) < len(ids):
+        raise ValueError(f"{path} says eos_token_id {named!r}, wanted token ids")
+    return ends
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    """Whether JSON had a whole number there; Python counts its `true` as one."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _model_digest(folder: Path) -> bytes:
@@ -162,19 +179,32 @@ def _model_digest(folder: Path) -> bytes:
 
 def _samples(file: Path) -> Iterator[bytes]:
     """The header of a safetensors file, then pages of its tensors."""
+    size = file.stat().st_size
     with file.open("rb") as content:
         header_bytes = int.from_bytes(content.read(8), "little")
-        if not 0 < header_bytes <= min(_MAX_HEADER_BYTES, file.stat().st_size):
+        if not 0 < header_bytes <= min(_MAX_HEADER_BYTES, size):
             raise ValueError(f"{file} is not a safetensors file: it says its header has {header_bytes} bytes")
         header = content.read(header_bytes)
         yield header
-        try:
-            tensors = cast(dict[str, dict[str, list[int]]], json.loads(header))
-        except ValueError as error:
-            raise ValueError(f"{file} is not a safetensors file: its header is not JSON") from error
-        for name in sorted(tensors.keys() - {"__metadata__"}):
-            begin, end = tensors[name]["data_offsets"]
+        spans = _tensor_spans(file, header)
+        whole = 8 + header_bytes + max((end for _, end in spans), default=0)
+        if size < whole:
+            raise ValueError(f"{file} is cut short: it has {size} bytes, its header tells of {whole}")
+        for begin, end in spans:
             yield from _pages(content, 8 + header_bytes + begin, end - begin)
+
+
+def _tensor_spans(file: Path, header: bytes) -> list[tuple[int, int]]:
+    """Where each tensor begins and ends behind the header, by name."""
+    try:
+        tensors = cast(dict[str, dict[str, list[int]]], json.loads(header))
+    except ValueError as error:
+        raise ValueError(f"{file} is not a safetensors file: its header is not JSON") from error
+    try:
+        found = (tensors[name]["data_offsets"] for name in sorted(tensors.keys() - {"__metadata__"}))
+        return [(begin, end) for begin, end in found]
+    except (AttributeError, TypeError, LookupError, ValueError) as error:
+        raise ValueError(f"{file} is not a safetensors file: its header names no places of tensors") from error
 
 
 def _pages(content: BinaryIO, begin: int, length: int) -> Iterator[bytes]:

@@ -3,8 +3,10 @@
 A weight that keeps its dtype on a CPU is a page of the file, so two workers of one machine hold it once.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -58,10 +60,12 @@ def load(
     Raises:
         UnsupportedModel: the model needs what our attention cannot do; said before its weights are read where its
             config tells.
+        ValueError: the folder cannot be read, or lacks a weight.
         FileNotFoundError: a weight file is missing.
     """
     weight_files(folder.path)
-    config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    with _reading(folder):
+        config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     if (reason := refusal(config)) is not None:
         raise UnsupportedModel(f"{folder.name} is not served: {reason}")
     text = config.get_text_config(decoder=True)
@@ -139,13 +143,24 @@ def _head_dim(text: PreTrainedConfig) -> int:
 def _load_weights(folder: ModelFolder, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            folder.path, dtype=dtype, attn_implementation=ATTENTION, **options
+    with _reading(folder):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder.path, dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True, **options
         )
-    except (ValueError, KeyError) as error:
-        if ATTENTION in str(error):  # the model does not know an attention of this name
-            raise UnsupportedModel(f"{folder.name} is not served: it has attention code of its own") from error
-        raise
+    model, told = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    if missing := sorted(told["missing_keys"]):  # transformers has drawn them at random, and only warns
+        raise ValueError(f"{folder.path} lacks {len(missing)} weights of the model, among them {missing[0]}")
     nn.Module.to(model, device)
     return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _reading(folder: ModelFolder) -> Iterator[None]:
+    """Damaged files fail their readers in any way; say which folder it is. The traceback is chained."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError | KeyError) and ATTENTION in str(error):  # no attention of that name
+            raise UnsupportedModel(f"{folder.name} is not served: it has attention code of its own") from error
+        why = (str(error).strip().splitlines() or ["no message"])[0]
+        raise ValueError(f"{folder.path} cannot be loaded: {type(error).__name__}: {why}") from error

@@ -1,5 +1,6 @@
 """Which models are served: greedy tokens of many families are transformers' own; what cannot be right is refused."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,28 @@ def test_weights_in_their_own_dtype_are_pages_of_the_file(tmp_path: Path) -> Non
     maps = Path("/proc/self/smaps").read_text()
     assert kept.forward.vocab_size == tiny_model.VOCAB_SIZE
     assert str(folder / "model.safetensors") in maps
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """transformers draws them at random and goes on, and every text would be nonsense."""
+    folder = tiny_model.save_tiny_llama(tmp_path / "model")
+    whole = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(whole | {"num_hidden_layers": 3}))
+
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of the model, among them model\.layers\.2\."):
+        load_tiny(folder)
+
+
+@pytest.mark.parametrize("fields", [{"vocab_size": 100}, {"num_attention_heads": 7}, {"hidden_act": "nope"}])
+def test_a_folder_whose_files_do_not_fit_together_is_refused_by_its_path(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    folder = tiny_model.save_tiny_llama(tmp_path / "model")
+    whole = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(whole | fields))
+
+    with pytest.raises(ValueError, match=f"{folder} cannot be loaded: "):
+        load_tiny(folder)
 
 
 def load_tiny(folder: Path) -> LoadedModel:

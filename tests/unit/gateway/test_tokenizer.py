@@ -75,6 +75,31 @@ def encode_as_chat(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tokenizer.encode_chat([ChatMessage("user", text)])
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer_config.json", b"nope", r"tokenizer_config\.json is not JSON"),
+        ("tokenizer_config.json", b"[1]", r"tokenizer_config\.json holds no JSON object"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template in tokenizer_config.json: int, wanted text"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": {}}]}', "dict, wanted text"),
+        ("chat_template.jinja", b"\xff", "the chat template is not UTF-8"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused_by_its_file(
+    tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    (words.save_model(tmp_path) / file).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        Tokenizer(tmp_path, "words")
+
+
+def test_what_is_no_template_among_named_ones_is_passed_over(tmp_path: Path) -> None:
+    config = {"chat_template": [1, {}, {"name": "tools"}], "eos_token": {}}
+    (words.save_model(tmp_path) / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match="model words has no chat template"):
+        Tokenizer(tmp_path, "words").encode_chat([ChatMessage("user", "hi")])
+
+
 @pytest.mark.parametrize("encode", [Tokenizer.encode_text, encode_as_chat], ids=["text", "chat"])
 def test_others_go_on_while_a_long_text_is_encoded(
     tokenizer: Tokenizer, encode: Callable[[Tokenizer, str], tuple[int, ...]]

@@ -149,6 +149,48 @@ def test_a_config_that_cannot_be_understood_is_refused(folder: Path, content: by
         models.find(str(folder), folder.parent)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_position_embeddings": -5}, "says max_position_embeddings -5, wanted at least 1"),
+        ({"max_position_embeddings": True}, "says no max_position_embeddings"),
+        ({"vocab_size": 0}, "says vocab_size 0, wanted at least 1"),
+        ({"eos_token_id": "</s>"}, "says eos_token_id '</s>', wanted token ids"),
+        ({"eos_token_id": [2, -1]}, r"says eos_token_id \[2, -1\], wanted token ids"),
+        ({"eos_token_id": 1 << 32}, "says eos_token_id 4294967296, wanted token ids"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(folder: Path, fields: dict[str, object], message: str) -> None:
+    """A stop token that does not fit its field would end a request at the worker instead."""
+    edit(folder / "config.json", **fields)
+    with pytest.raises(ValueError, match=message):
+        models.find(str(folder), folder.parent)
+
+
+def test_weights_that_were_cut_short_are_refused_with_both_sizes(folder: Path) -> None:
+    """An interrupted download; its header is whole."""
+    weights = folder / "model.safetensors"
+    write_weights(weights, a=bytes(1000), b=bytes(1000))
+    whole = weights.stat().st_size
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=f"is cut short: it has {whole - 1} bytes, its header tells of {whole}"):
+        models.find(str(folder), folder.parent)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"3", b'{"a": {}}', b'{"a": []}', b'{"a": {"data_offsets": [1]}}'])
+def test_a_header_that_places_no_tensors_is_refused(folder: Path, header: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="its header names no places of tensors"):
+        models.find(str(folder), folder.parent)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}])
+def test_an_index_that_names_no_files_is_refused(folder: Path, index: dict[str, object]) -> None:
+    edit(folder / "model.safetensors.index.json", **index)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json holds no weight_map"):
+        models.find(str(folder), folder.parent)
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\2" + bytes(7) + b"{]"])
 def test_weights_that_are_no_safetensors_are_refused(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
