@@ -64,7 +64,7 @@ async def keep_watching(cache_manager: str, dispatcher: Dispatcher, service: Ser
 
 def model_of(config: GatewaySettings) -> ServedModel:
     """The model whose words this gateway knows."""
-    folder = models.find(config.model, config.models_dir.expanduser())
+    folder = models.find(config.model, config.models_dir)
     return ServedModel(
         name=folder.name,
         tokenizer=Tokenizer(folder.path, folder.name),

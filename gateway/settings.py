@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field
 
 from octavo.models import DEFAULT
-from octavo.settings import REDIS_FORMS, Address, RedisAddress, ServiceSettings
+from octavo.settings import REDIS_FORMS, Address, Folder, RedisAddress, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
@@ -23,7 +23,9 @@ class GatewaySettings(ServiceSettings):
         description="seconds a look-up in the prefix index may take before it counts as no hits",
     )
     model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id: whose tokenizer to use")
-    models_dir: Path = Field(default=Path("~/.cache/octavo/models"), description="folder that holds fetched models")
+    models_dir: Folder = Field(
+        default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
+    )
     max_running_requests: int = Field(default=256, ge=1, description="requests at the workers at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="further requests that wait for a place")
     max_wait_seconds: float = Field(default=30.0, gt=0, description="seconds a request may wait for a place")

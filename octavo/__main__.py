@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
     up = verbs.add_parser("up", help="run a whole Octavo on this machine until Ctrl-C")
     up.add_argument("--workers", type=_positive, default=2, metavar="N", help="model processes (default 2)")
-    up.add_argument("--port", type=int, default=8500, help="of the gateway; 0: any free one (default 8500)")
+    up.add_argument("--port", type=_port, default=8500, help="of the gateway; 0: any free one (default 8500)")
     _add_model(up)
     up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool, like 256MiB")
     up.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool")
@@ -135,6 +135,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _default_model() -> str:
     return os.environ.get("OCTAVO_MODEL") or "smollm2"
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{number}, wanted 0 to 65535")
+    return number
 
 
 def _positive(text: str) -> int:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -31,6 +32,16 @@ def _checked(address: str) -> str:
     split_address(address)
     return address
 
+
+def _expanded(folder: Path) -> Path:
+    try:
+        return folder.expanduser()
+    except RuntimeError as error:  # neither HOME nor an entry of the user database
+        raise ValueError(f"wanted a folder without ~ where the user has no home: {error}") from error
+
+
+Folder = Annotated[Path, AfterValidator(_expanded)]
+"""A path; ~ stands for the user's home."""
 
 Address = Annotated[str, AfterValidator(_checked)]
 """host:port; port 0 takes a free one where a service listens."""

@@ -57,7 +57,7 @@ async def serve(config: WorkerSettings) -> None:
 
 async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
     """The model on its pool. Takes seconds, in the model's thread."""
-    folder = models.find(config.model, config.models_dir.expanduser())
+    folder = models.find(config.model, config.models_dir)
     options = RunnerOptions(
         device=config.device,
         dtype=config.dtype,

@@ -46,13 +46,18 @@ class KVPool:
     """
 
     def __init__(self, shape: PoolShape, num_blocks: int, device: torch.device) -> None:
+        """Take the memory of `num_blocks` blocks. Raises ValueError without a block, or where there is not so much."""
         if num_blocks < 1:
             raise ValueError(f"the pool has {num_blocks} blocks, wanted at least 1")
         self.shape = shape
         self.num_blocks = num_blocks
         size = (shape.num_layers, 2, num_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
         # Zeros rather than empty: on a CPU this touches the pages, so memory that is not there fails now.
-        storage = torch.zeros(size, dtype=shape.dtype, device=device)
+        try:
+            storage = torch.zeros(size, dtype=shape.dtype, device=device)
+        except RuntimeError as error:  # torch has no class of its own for memory that a CPU lacks
+            wanted = num_blocks * shape.bytes_per_block
+            raise ValueError(f"the KV pool of {wanted} bytes cannot be had on {device}") from error
         self._layers = tuple((layer[0], layer[1]) for layer in storage)
 
     @classmethod

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import ByteSize, Field
 
 from octavo.models import DEFAULT
-from octavo.settings import Address, ServiceSettings
+from octavo.settings import Address, Folder, ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
@@ -17,7 +17,9 @@ class WorkerSettings(ServiceSettings):
         default=None, max_length=128, description="what the fleet calls this worker; unset: drawn at random"
     )
     model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id")
-    models_dir: Path = Field(default=Path("~/.cache/octavo/models"), description="folder that holds fetched models")
+    models_dir: Folder = Field(
+        default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="of weights, activations and pool; auto: float32 on a CPU, bfloat16 on CUDA"

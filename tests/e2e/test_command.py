@@ -180,6 +180,14 @@ async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+async def test_a_port_that_cannot_be_is_a_mistake_on_the_command_line(port: str) -> None:
+    code, said = await run("up", "--port", port)
+
+    assert code == 2
+    assert "argument --port: " in said
+
+
 @pytest.mark.parametrize("arguments", [("chat", "Hello?"), ("stats",)])
 async def test_where_nobody_answers_one_line_says_so(arguments: tuple[str, ...]) -> None:
     code, said = await run(*arguments, "--address", NOBODY)

@@ -60,7 +60,10 @@ def load(source: Path, *, cache: Path | None = None, compilers: Sequence[str] = 
 
 
 def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
+    except RuntimeError as error:
+        raise NativeUnavailable(f"no directory for compiled files: {error}") from error
 
 
 def _key(source: Path) -> str:

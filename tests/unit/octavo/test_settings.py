@@ -2,11 +2,12 @@
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 from pydantic import Field, ValidationError
 
-from octavo.settings import Address, RedisAddress, ServiceSettings, read, split_address
+from octavo.settings import Address, Folder, RedisAddress, ServiceSettings, read, split_address
 
 
 class Settings(ServiceSettings):
@@ -15,12 +16,13 @@ class Settings(ServiceSettings):
     peer: Address = Field(default="127.0.0.1:1", description="host:port of somebody")
     seats: int = Field(default=3, ge=1, description="how many")
     redis_url: RedisAddress = Field(default="redis://127.0.0.1", description="where the index lies")
+    shelf: Folder = Field(default=Path("~/books"), validate_default=True, description="where")
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the caller, and no argument of pytest."""
-    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS", "REDIS_URL"):
+    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS", "REDIS_URL", "SHELF"):
         monkeypatch.delenv(f"OCTAVO_{name}", raising=False)
     monkeypatch.setattr("sys.argv", ["service"])
 
@@ -46,6 +48,21 @@ def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -
     given(monkeypatch, seats="", advertise="")
     settings = read(Settings, "a service")
     assert (settings.seats, settings.advertise) == (3, None)
+
+
+def test_a_folder_of_the_user_is_found_below_their_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert read(Settings, "a service").shelf == Path("/home/somebody/books")
+
+
+def test_a_user_without_a_home_is_told_which_variable_needs_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A container may run as a number that no user database knows."""
+    given(monkeypatch, shelf="~nobody-of-this-name/books")
+    with pytest.raises(SystemExit, match="2"):
+        read(Settings, "a service")
+    assert "OCTAVO_SHELF=~nobody-of-this-name/books: " in capsys.readouterr().err
 
 
 def test_a_variable_of_another_service_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,11 @@ def test_a_pool_without_blocks_is_refused() -> None:
         KVPool(_shape(), 0, CPU)
 
 
+def test_a_pool_that_memory_does_not_hold_is_refused_with_its_size() -> None:
+    with pytest.raises(ValueError, match=f"the KV pool of {3072 << 40} bytes cannot be had on cpu"):
+        KVPool(_shape(), 1 << 40, CPU)
+
+
 def test_a_share_of_free_memory_is_rounded_down() -> None:
     assert budget_of(1001, 0.5) == 500
     assert budget_of(1000, 1) == 1000

@@ -124,6 +124,16 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, source: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_user_without_a_home_is_a_reason(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a number that no user database knows; the worker then goes on in torch."""
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+
+    with pytest.raises(NativeUnavailable, match="no directory for compiled files: "):
+        native_build.load(source)
+
+
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, source: Path) -> None:
     (tmp_path / "file").write_text("")
