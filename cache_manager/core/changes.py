@@ -1,18 +1,21 @@
-"""Values that the books hand out: what happened to the prefix index, and how often."""
+"""Values that the books hand out: what happened to the prefix index, and how often.
+
+Two are made for each block that a request takes, so those are not frozen, which would triple what making them costs.
+"""
 
 from dataclasses import dataclass
 
 from octavo.ids import BlockHash
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Published:
     """A full block can be found from now on."""
 
     block_hash: BlockHash
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Evicted:
     """A published block was dropped, because its memory went to somebody else."""
 

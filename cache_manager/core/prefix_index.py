@@ -79,7 +79,9 @@ class PrefixIndex:
             `block` when it is published now; the block to use in its stead when an equal one was published before;
             None when the key belongs to other tokens, so that neither this block nor any after it can be published.
         """
-        block_hash = self._next_hash(self._hash_before(parent), tokens)
+        parent_hash = self._hashes[parent] if isinstance(parent, int) else parent
+        assert parent_hash is not None, f"block {parent}, the parent of block {block}, is not published"
+        block_hash = self._next_hash(parent_hash, tokens)
         known = self._blocks.setdefault(block_hash[:MEMBER_BYTES], block)
         if known != block:
             return known if self._holds(known, block_hash, tokens) else None
