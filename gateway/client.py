@@ -19,6 +19,7 @@ import grpc
 
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatPrompt, Generation, TextPrompt, TokenPrompt
+from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
 from octavo.records import FinishReason
 from octavo.service import CHANNEL_OPTIONS, open_channel
@@ -182,9 +183,20 @@ def _completion(events: Iterable[Event]) -> Completion:
 
 
 def generation_to_wire(request: Generation | str) -> gateway_v1.GenerateRequest:
-    """The request as a message; what is None stays unset."""
+    """The request as a message; what is None stays unset.
+
+    Raises:
+        InvalidRequest: a number is out of its field's range, or a text holds half a character.
+    """
     if isinstance(request, str):
         request = Generation(prompt=TextPrompt(request))
+    try:
+        return _message_of(request)
+    except ValueError as error:
+        raise InvalidRequest(f"the request cannot be sent: {error}") from error
+
+
+def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
     message = gateway_v1.GenerateRequest(
         model=request.model,
         max_tokens=request.max_tokens,

@@ -22,5 +22,7 @@ def speaking_to(address: str) -> Generator[None]:
     """Say where nothing answered and what would change that, instead of what a socket thought of it."""
     try:
         yield
+    except BrokenPipeError:  # the reader of our output has left, and no gateway
+        raise
     except ConnectionError as error:
         raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error

@@ -1,5 +1,6 @@
 """The client's and the server's halves of the wire agree."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +8,7 @@ from gateway.client import event_from_wire, generation_to_wire
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.servicer import event_to_wire, generation_from_wire
+from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
 from octavo.records import FinishReason
 
@@ -66,6 +68,24 @@ def test_a_request_arrives_as_it_was_sent(request: Generation) -> None:
 @given(events)
 def test_an_event_arrives_as_it_was_told(event: Event) -> None:
     assert event_from_wire(event_to_wire(event)) == event
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Generation(prompt=TextPrompt("hi"), max_tokens=1 << 31),
+        Generation(prompt=TextPrompt("hi"), seed=-1),
+        Generation(prompt=TokenPrompt((1 << 32,))),
+        Generation(prompt=TextPrompt("\udcff")),
+        Generation(prompt=ChatPrompt((ChatMessage("user", "\udcff"),))),
+        Generation(prompt=TextPrompt("hi"), stop=("\udcff",)),
+    ],
+    ids=["max_tokens", "seed", "tokens", "text", "chat", "stop"],
+)
+def test_what_no_message_can_hold_is_an_invalid_request(request_: Generation) -> None:
+    """A terminal hands bytes that are no UTF-8 over as halves of characters."""
+    with pytest.raises(InvalidRequest, match="the request cannot be sent: "):
+        generation_to_wire(request_)
 
 
 def test_a_string_is_short_for_a_text_prompt_with_every_default() -> None:

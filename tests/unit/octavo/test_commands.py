@@ -55,6 +55,11 @@ def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
         raise ConnectionRefusedError("[Errno 111] connect")
 
 
+def test_a_reader_of_the_output_that_left_is_no_gateway_that_is_away() -> None:
+    with pytest.raises(BrokenPipeError), speaking_to("host:1"):
+        raise BrokenPipeError("[Errno 32] Broken pipe")
+
+
 def test_help_waits_for_no_library() -> None:
     program = """
 import sys
