@@ -205,7 +205,7 @@ class RedisLookup:
         return list(replies)  # as they are now: an answer that comes later is not seen
 
     async def _exchange(self, queries: Sequence[_Query], replies: list[object]) -> None:
-        await self._client.execute([query.command("EVALSHA", _SCRIPT_SHA) for query in queries], replies)
+        await self._client.fill([query.command("EVALSHA", _SCRIPT_SHA) for query in queries], replies)
         untaught = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if untaught:  # servers that were started anew, or have never seen us
             commands = [queries[at].command("EVAL", LONGEST_PREFIX_SCRIPT) for at in untaught]

@@ -71,16 +71,34 @@ class RedisClient:
         self._background: asyncio.Task[None] | None = None
         """Learns which servers there are, after one failed."""
 
-    async def execute(self, commands: Sequence[Command], replies: list[object] | None = None) -> list[object]:
+    async def execute(self, commands: Sequence[Command]) -> list[object]:
         """One reply or exception a command, in order; each server gets its own in one round trip.
 
         Never raises but when it is cancelled. Ends by itself, a few times SOCKET_SECONDS after its turn at each server
-        has come. Whoever cannot wait so long passes `replies`, one value a command, and reads there what has come.
+        has come.
         """
-        replies = list[object]([None] * len(commands)) if replies is None else replies
+        replies: list[object] = [None] * len(commands)
         # In a task of its own: redis-py on Python 3.11 can lose a cancellation that meets a reply, gather does not.
-        await asyncio.gather(self._execute(commands, replies))
+        await asyncio.gather(self.fill(commands, replies))
         return replies
+
+    async def fill(self, commands: Sequence[Command], replies: list[object]) -> None:
+        """The same, each reply put into `replies`, which has a value for each command, as soon as it is there.
+
+        For whoever cannot wait for all of them; it runs this in a task that nobody waits for, since a cancellation may
+        be lost.
+        """
+        try:
+            await self._servers.connect()
+        except Exception as error:  # the library raises more than it says; all of it means the same here
+            replies[:] = [error] * len(commands)
+            return
+        parts = self._by_server(commands, replies)
+        sending = [self._send(server, commands, part, replies) for server, part in parts.items()]
+        if len(sending) == 1:  # spares a task on the path of every request
+            await sending[0]
+        else:
+            await asyncio.gather(*sending)
 
     async def close(self) -> None:
         """Give the connections back."""
@@ -88,15 +106,6 @@ class RedisClient:
             self._background.cancel()
             await asyncio.wait({self._background})
         await self._servers.close()
-
-    async def _execute(self, commands: Sequence[Command], replies: list[object]) -> None:
-        try:
-            await self._servers.connect()
-        except Exception as error:  # the library raises more than it says; all of it means the same here
-            replies[:] = [error] * len(commands)
-            return
-        parts = self._by_server(commands, replies)
-        await asyncio.gather(*(self._send(server, commands, part, replies) for server, part in parts.items()))
 
     def _by_server(self, commands: Sequence[Command], replies: list[object]) -> dict[str, list[int]]:
         """Server -> where its commands are. A key that no server holds gets its reply here."""
