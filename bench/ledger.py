@@ -84,7 +84,9 @@ def ledger_call_by_call(ledger: Ledger) -> Iterator[Request]:
         decoded: list[Tokens] = [(token,) for token in prompts.draw(DECODED_TOKENS)]
 
         def request(sequence: SequenceId = sequence, prompt: Tokens = prompt, decoded: list[Tokens] = decoded) -> None:
-            rest = prompt[ledger.attach(sequence, prompt) :]
+            reused = ledger.attach(sequence, prompt)
+            assert isinstance(reused, int), reused  # nobody else computes anything
+            rest = prompt[reused:]
             ledger.reserve(sequence, len(rest))
             ledger.commit(sequence, rest)
             for token in decoded:

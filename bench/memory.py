@@ -104,7 +104,9 @@ def _open(block_size: int, num_blocks: int) -> Ledger:
 def _compute(ledger: Ledger, number: int, prompt: list[int], salt: bytes = b"") -> int:
     """Take a prompt in, as a worker does. Returns how many of its tokens had to be computed."""
     sequence = SequenceId(number)
-    missing = prompt[ledger.attach(sequence, prompt, salt) :]
+    reused = ledger.attach(sequence, prompt, salt)
+    assert isinstance(reused, int), reused  # one after another: nobody waits
+    missing = prompt[reused:]
     ledger.reserve(sequence, len(missing))
     ledger.commit(sequence, missing)
     return len(missing)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.fleet import Fleet, ReservationId, WorkerEpoch
+from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, Limits
 from gateway.core.routing import Candidate, choose
 from gateway.core.transcript import Transcript
@@ -204,17 +205,19 @@ class Dispatcher:
 
     async def _send(self, job: Job, tried: Collection[WorkerEpoch]) -> _Visit:
         """Look up, route, reserve, submit. No await after the look-up: the choice is made from one picture."""
+        prompt = PromptBlocks(job.submission.prompt, job.submission.salt)
         found = await self._lookup.hits(job.submission.prompt, job.submission.salt, self._fitting(job, tried))
         fitting = self._fitting(job, tried)
         if not fitting:
             raise WorkerLost(f"no worker of {job.model.name} with room for {job.sequence_tokens} tokens is left")
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        chosen = choose(job.work, standings, found.tokens, self._random.random).chosen
+        chosen = choose(job.work, standings, self._fleet.hits(prompt, found.tokens), self._random.random).chosen
         reservation = self._fleet.reserve(
             chosen.standing.info,
             prompt_tokens=job.prompt_tokens,
             cached_tokens=chosen.cached_tokens,
             output_tokens=job.work.output_tokens,
+            blocks=prompt.of(chosen.standing.info.pool),
         )
         call = self._workers.submit(chosen.standing.info, job.submission)
         return _Visit(chosen, reservation, call, found.state)

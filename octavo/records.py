@@ -189,6 +189,9 @@ class Grant:
     step: int
     attached: tuple[tuple[SequenceId, int], ...] = ()
     """(sequence, tokens reused)."""
+    waiting: tuple[tuple[SequenceId, SequenceId], ...] = ()
+    """(sequence, the sequence it waits for). Not attached: the other one is computing the first block that this one is
+    missing. Ask again when that is published, or the other one is gone."""
     tables: tuple[TableChange, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     unmet: tuple[SequenceId, ...] = ()

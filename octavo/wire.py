@@ -355,6 +355,7 @@ def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
         epoch=grant.epoch,
         step=grant.step,
         attached=pack(value for pair in grant.attached for value in pair),
+        waiting=pack(value for pair in grant.waiting for value in pair),
         tables=pack(
             value
             for change in grant.tables
@@ -374,6 +375,10 @@ def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:
         attached=tuple(
             (SequenceId(sequence), reused)
             for sequence, reused in zip(*_pairs("grant.attached", message.attached), strict=True)
+        ),
+        waiting=tuple(
+            (SequenceId(sequence), SequenceId(leader))
+            for sequence, leader in zip(*_pairs("grant.waiting", message.waiting), strict=True)
         ),
         tables=tuple(
             TableChange(SequenceId(tables[at]), tables[at + 1], tuple(BlockId(block) for block in tables[start:end]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from cache_manager.core.block_pool import BlockPool
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.prefix_index import NextHash, PrefixIndex
+from cache_manager.core.single_flight import SingleFlight
 from octavo.ids import BlockId, SequenceId
 
 
@@ -15,10 +16,16 @@ class Auditor:
     """Reads the parts of a ledger; changes nothing."""
 
     def __init__(
-        self, pool: BlockPool, index: PrefixIndex, tables: Mapping[SequenceId, BlockTable], next_hash: NextHash
+        self,
+        pool: BlockPool,
+        index: PrefixIndex,
+        flights: SingleFlight,
+        tables: Mapping[SequenceId, BlockTable],
+        next_hash: NextHash,
     ) -> None:
         self._pool = pool
         self._index = index
+        self._flights = flights
         self._tables = tables
         self._next_hash = next_hash
 
@@ -27,6 +34,7 @@ class Auditor:
         yield from self._pool.violations(self._references())
         yield from self._index.violations()
         yield from self._publication_violations()
+        yield from self._flights.violations(self._tables)
         for sequence, table in self._tables.items():
             for violation in self._table_violations(table):
                 yield f"sequence {sequence}: {violation}"

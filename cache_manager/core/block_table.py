@@ -53,6 +53,10 @@ class BlockTable:
         """Whether the last committed position lies in a block that is not full."""
         return len(self.tokens) % self.block_size > 0
 
+    def before(self, index: int) -> BlockId | BlockHash:
+        """What stands before a block in the hash chain: another block, or the root."""
+        return self.blocks[index - 1] if index else self.root
+
     def block_tokens(self, first: int, end: int) -> list[bytes]:
         """Tokens of the full blocks [first, end), each as it is hashed and compared."""
         raw = token_bytes(self.tokens[first * self.block_size : end * self.block_size])

@@ -38,6 +38,8 @@ class LedgerStats:
     attached_sequences: int = 0
     attached_tokens: int = 0
     """Of all attaches; a sequence that was preempted counts again when it comes back."""
+    waits: int = 0
+    """Attaches that were told to wait for a block that another sequence computes."""
     hit_tokens: int = 0
     """Of the attached tokens, those found in published blocks."""
     too_short_to_hit: int = 0

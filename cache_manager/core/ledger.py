@@ -4,7 +4,8 @@ A sequence lives from `attach` or `fork` to `free`. In between, its worker says 
 will write (`reserve`) and after each step what it wrote (`commit`); full blocks are published as they are committed.
 
 The rules, each with one home:
-- attach shares the longest run of published blocks and leaves at least one token to compute. It allocates nothing.
+- attach shares the longest run of published blocks and leaves at least one token to compute. It allocates nothing. If
+  another sequence is computing the block after that run, it does nothing at all (single_flight.py).
 - reserve is all or nothing, and copies the tail block first if a write to it would show elsewhere: in another table,
   or in what is published. The last owner of an unpublished block writes in place.
 - commit publishes a block only after the one before it. If an equal block was published first, the sequence takes
@@ -28,6 +29,7 @@ from cache_manager.core.block_table import BlockTable, BlockTables
 from cache_manager.core.changes import Change, Evicted, LedgerStats, Published
 from cache_manager.core.draft import Draft, judge_commit, judge_count
 from cache_manager.core.prefix_index import NextHash, PrefixIndex
+from cache_manager.core.single_flight import SingleFlight, WaitFor
 from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
 from octavo.errors import InvalidRequest, PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
@@ -62,7 +64,8 @@ class Ledger:
         self._index = PrefixIndex(spec.num_blocks, spec.block_size, next_hash)
         self._vocabulary = Vocabulary(spec.vocab_size)
         self._tables = BlockTables()
-        self._auditor = Auditor(self._pool, self._index, self._tables, next_hash)
+        self._flights = SingleFlight(self._index)
+        self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes: list[Change] = []
         self._copies: list[BlockCopy] = []
@@ -109,8 +112,12 @@ class Ledger:
         self._changes.clear()
         return changes
 
-    def attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes = b"") -> int:
-        """Create a sequence on the longest published prefix of its tokens. Returns how many tokens that covers.
+    def attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes = b"") -> int | WaitFor:
+        """Create a sequence on the longest published prefix of its tokens.
+
+        Returns:
+            How many tokens that covers; or for whom to wait, when another sequence is computing the block after it. In
+            that case this one is not in the books.
 
         Raises:
             InvalidRequest: the id is taken, there are no tokens or more than the pool can hold, or one is no token.
@@ -192,12 +199,13 @@ class Ledger:
         unmet_children = self._fork_all(exchange.forks)
         for sequence in exchange.finished:
             self._free(sequence)
-        attached = tuple((a.sequence, self._attach(a.sequence, a.tokens, a.salt)) for a in exchange.attaches)
+        answers = [(a.sequence, self._attach(a.sequence, a.tokens, a.salt)) for a in exchange.attaches]
         unmet = self._reserve_all(exchange.reserves, exchange.attaches)
         return Grant(
             epoch=self.epoch,
             step=exchange.step,
-            attached=attached,
+            attached=tuple((sequence, reused) for sequence, reused in answers if isinstance(reused, int)),
+            waiting=tuple((sequence, wait.leader) for sequence, wait in answers if isinstance(wait, WaitFor)),
             tables=self._take_tables(),
             copies=self._take_copies(),
             unmet=(*unmet_children, *unmet),
@@ -227,17 +235,22 @@ class Ledger:
     def _compute_root(self, salt: bytes) -> BlockHash:
         return self.spec.chain_root(salt).hash()
 
-    def _attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes) -> int:
+    def _attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes) -> int | WaitFor:
         size = self.spec.block_size
         root, raw, limit = self._root(salt), token_bytes(tokens), hit_candidates(len(tokens), size)
         hits = self._index.longest_prefix(root, raw, limit)
-        for block in hits:
-            self._pool.share(block)
         reused = len(hits) * size
         committed = array("I", tokens[:reused])
-        self._tables[sequence] = BlockTable(
-            size, root, hits, committed, reserved=reused, room=reused, published=len(hits)
-        )
+        table = BlockTable(size, root, hits, committed, reserved=reused, room=reused, published=len(hits))
+        missing = self._flights.next_block(table, raw)
+        leader = self._flights.leader(missing) if len(hits) < limit else None
+        if leader is not None:
+            self._stats.waits += 1
+            return WaitFor(leader)
+        for block in hits:
+            self._pool.share(block)
+        self._tables[sequence] = table
+        self._flights.begin(sequence, raw, missing)
         self._tell_from(sequence, 0)
         self._stats.attached_sequences += 1
         self._stats.attached_tokens += len(tokens)
@@ -283,16 +296,17 @@ class Ledger:
         size, known = table.block_size, table.tokens
         known.extend(tokens)
         full = len(known) // size
-        if full > table.published and table.published == (len(known) - len(tokens)) // size:
-            self._publish(sequence, table, full)
+        if full > table.published:
+            if table.published == (len(known) - len(tokens)) // size:
+                self._publish(sequence, table, full)
+            self._flights.advance(sequence, table)
 
     def _publish(self, sequence: SequenceId, table: BlockTable, full: int) -> None:
         """Publish the blocks up to `full`, or up to a collision: one block after it would leave a hole."""
         first = table.published
         for index, tokens in enumerate(table.block_tokens(first, full), start=first):
             block = table.blocks[index]
-            parent = table.blocks[index - 1] if index else table.root
-            canonical = self._index.offer(block, parent, tokens)
+            canonical = self._index.offer(block, table.before(index), tokens)
             if canonical is None:
                 return
             table.published = index + 1
@@ -329,10 +343,12 @@ class Ledger:
 
     def _truncate(self, sequence: SequenceId, length: int) -> None:
         self._release(self._tables[sequence].truncate(length))
+        self._flights.end(sequence)
 
     def _free(self, sequence: SequenceId) -> None:
         self._release(self._tables.pop(sequence).blocks)
         self._untold.pop(sequence, None)
+        self._flights.end(sequence)
 
     def _release(self, blocks: Sequence[BlockId]) -> None:
         """Give references back, the tail's first."""
@@ -369,7 +385,7 @@ class Ledger:
         for sequence, count in reserves:
             table = find(sequence)
             if table is None:
-                continue  # a child that is unmet already
+                continue  # a child that is unmet already, or a sequence that waits
             if sequence in ends:
                 count = min(count, ends[sequence] - table.length)
             try:

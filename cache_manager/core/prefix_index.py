@@ -72,6 +72,14 @@ class PrefixIndex:
             hits.append(block)
         return hits
 
+    def hash_after(self, parent: Parent, tokens: bytes) -> BlockHash:
+        """The hash of the block that holds `tokens` after `parent`."""
+        return self._next_hash(self._hash_before(parent), tokens)
+
+    def is_vacant(self, block_hash: BlockHash) -> bool:
+        """Whether a block could be published under this hash: its key is not in use."""
+        return block_hash[:MEMBER_BYTES] not in self._blocks
+
     def offer(self, block: BlockId, parent: Parent, tokens: bytes) -> BlockId | None:
         """Publish a full block, unless its place is taken.
 

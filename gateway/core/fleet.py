@@ -6,6 +6,8 @@ faster than that, so what this gateway has sent and seen end meanwhile is put on
 - a request is *reserved* from the moment it is sent; its prompt counts as queued and its positions as held until the
   second report of its worker (the first may have left before the request arrived), the prompt only until it has been
   computed;
+- the blocks of a prompt that was sent count as a hit there for the next one that begins alike, until it ends: by then
+  the prefix index knows of them;
 - a prompt that was computed, or a request that ended, since the last report is taken out of that report's figures,
   and the positions it leaves are cached.
 
@@ -13,10 +15,11 @@ Thus a burst between two reports is seen, and hardly anything is counted twice. 
 Invariant: a reservation exists from `reserve` to `release`, whatever becomes of its worker.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
+from gateway.core.in_flight import Blocks, Hit, PromptBlocks, Sent
 from octavo.ids import Epoch, WorkerId
 from octavo.records import FleetUpdate, WorkerInfo
 
@@ -50,6 +53,7 @@ class _Reservation:
     prefill_tokens: int
     """Of the prompt, what no hit covers."""
     output_tokens: int
+    blocks: Blocks
     made_at_report: int
     computed: bool = False
     """The prompt waits no longer."""
@@ -96,6 +100,10 @@ class _Member:
         if self.reports > reservation.made_at_report:
             self.since.ended += reservation.new_positions
         self.since.cached += reservation.new_positions
+
+    def sent(self) -> Iterator[Sent]:
+        """The prompts that this gateway has there."""
+        return (Sent(reservation.blocks, reservation.computed) for reservation in self.reservations.values())
 
     def standing(self) -> Standing:
         block_size, load = self.info.pool.block_size, self.info.load
@@ -150,14 +158,24 @@ class Fleet:
         """How these workers stand; those that are not in the fleet are left out."""
         return tuple(self._members[worker].standing() for worker in workers if worker in self._members)
 
-    def reserve(self, info: WorkerInfo, *, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> ReservationId:
-        """Count a request for a worker that is expected to hold `cached_tokens` of its prompt already."""
+    def hits(self, prompt: PromptBlocks, indexed: Mapping[WorkerId, int]) -> dict[WorkerId, Hit]:
+        """What each worker has or will have of a prompt, given the tokens that the prefix index says it holds."""
+        return {
+            worker: prompt.hit(member.info.pool, indexed.get(worker, 0), member.sent())
+            for worker, member in self._members.items()
+            if worker in indexed or member.reservations
+        }
+
+    def reserve(
+        self, info: WorkerInfo, *, prompt_tokens: int, cached_tokens: int, output_tokens: int, blocks: Blocks = ()
+    ) -> ReservationId:
+        """Count a request for a worker that is expected to hold `cached_tokens` of its prompt when its turn comes."""
         self._last += 1
         reservation = ReservationId(self._last)
         self._reserved[reservation] = (info.worker_id, info.epoch)
         if (member := self._member(reservation)) is not None:
             member.reservations[reservation] = _Reservation(
-                prompt_tokens, prompt_tokens - cached_tokens, output_tokens, member.reports
+                prompt_tokens, prompt_tokens - cached_tokens, output_tokens, blocks, member.reports
             )
         return reservation
 

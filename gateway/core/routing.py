@@ -1,7 +1,7 @@
 """Where a request goes: the worker where it costs the least, in tokens of work.
 
     cost = prompt tokens to compute there            (what no hit covers)
-         + prompt tokens queued there before it
+         + prompt tokens queued there before it           (but for its own, which it would wait for anywhere)
          + DECODE_SHARE  x positions held there      (every one is read again in every step)
          + memory        (positions that do not fit, and EVICTION_SHARE x those that will push something out)
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.core.fleet import Standing
+from gateway.core.in_flight import Hit
 from octavo.hashing import digest_of, token_bytes
 from octavo.ids import WorkerId
 
@@ -29,6 +30,8 @@ RANDOM_WORKERS = 2
 """Of a larger fleet: drawn for every request, so that load is seen."""
 HOME_TOKENS = 16
 """Leading tokens of a prompt that decide its home, the same at every gateway."""
+
+_NO_HIT = Hit(0)
 
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ class Candidate:
 
     standing: Standing
     cached_tokens: int
-    """Of the prompt, what it is expected to hold."""
+    """Of the prompt, what it is expected to hold when its turn comes."""
     cost: Cost
 
 
@@ -76,20 +79,20 @@ class Choice:
 
 
 def choose(
-    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, int], draw: Callable[[], float]
+    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, Hit], draw: Callable[[], float]
 ) -> Choice:
     """The worker that serves `work` for the least.
 
     Args:
         work: what is to be done.
         standings: those that may be chosen, at least one.
-        hits: tokens of the prompt that a worker is said to hold; whoever is missing holds none, and whoever is not
-            among the standings is ignored.
+        hits: what a worker has or will have of the prompt; whoever is missing has nothing, and whoever is not among
+            the standings is ignored.
         draw: random numbers in [0, 1).
     """
     assert standings, "nobody to choose from"
     candidates = tuple(
-        _judged(work, standing, hits.get(standing.info.worker_id, 0))
+        _judged(work, standing, hits.get(standing.info.worker_id, _NO_HIT))
         for standing in _worth_judging(work, standings, hits, draw)
     )
     least = min(candidate.cost.total for candidate in candidates)
@@ -97,16 +100,16 @@ def choose(
     return Choice(_one_of(cheapest, draw), candidates)
 
 
-def cost_of(work: Work, standing: Standing, cached_tokens: int) -> Cost:
-    """What `work` costs at a worker that holds `cached_tokens` of its prompt."""
+def cost_of(work: Work, standing: Standing, hit: Hit) -> Cost:
+    """What `work` costs at a worker that has so much of its prompt."""
     capacity = standing.info.pool.num_blocks * standing.info.pool.block_size
-    prefill = len(work.prompt) - cached_tokens
+    prefill = len(work.prompt) - _reused(work, hit)
     wanted = prefill + work.output_tokens
     shortage = max(0, wanted + standing.held_tokens - capacity)
     occupied = min(1.0, (standing.held_tokens + standing.cached_tokens) / capacity)
     return Cost(
         prefill_tokens=prefill,
-        queued_tokens=standing.queued_tokens,
+        queued_tokens=max(0, standing.queued_tokens - hit.coming_tokens),
         decode_tokens=DECODE_SHARE * standing.held_tokens,
         memory_tokens=shortage + EVICTION_SHARE * occupied * wanted,
     )
@@ -121,18 +124,25 @@ def home_of(prompt: Sequence[int], standings: Sequence[Standing]) -> Standing:
     return max(standings, key=lambda standing: digest_of(standing.info.worker_id.encode(), key))
 
 
-def _judged(work: Work, standing: Standing, cached_tokens: int) -> Candidate:
-    cached = min(cached_tokens, len(work.prompt) - 1)
-    return Candidate(standing=standing, cached_tokens=cached, cost=cost_of(work, standing, cached))
+def _judged(work: Work, standing: Standing, hit: Hit) -> Candidate:
+    return Candidate(standing=standing, cached_tokens=_reused(work, hit), cost=cost_of(work, standing, hit))
+
+
+def _reused(work: Work, hit: Hit) -> int:
+    """At least one token is left to compute."""
+    return min(hit.cached_tokens + hit.coming_tokens, len(work.prompt) - 1)
 
 
 def _worth_judging(
-    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, int], draw: Callable[[], float]
+    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, Hit], draw: Callable[[], float]
 ) -> Sequence[Standing]:
     if len(standings) <= FEW_WORKERS:
         return standings
-    holders = [standing for standing in standings if hits.get(standing.info.worker_id, 0) > 0]
-    holders.sort(key=lambda standing: hits[standing.info.worker_id], reverse=True)
+    reused = {
+        standing.info.worker_id: _reused(work, hits.get(standing.info.worker_id, _NO_HIT)) for standing in standings
+    }
+    holders = [standing for standing in standings if reused[standing.info.worker_id] > 0]
+    holders.sort(key=lambda standing: reused[standing.info.worker_id], reverse=True)
     picked = [*holders[:HOLDERS], home_of(work.prompt, standings)]
     picked += [_one_of(standings, draw) for _ in range(RANDOM_WORKERS)]
     return list({standing.info.worker_id: standing for standing in picked}.values())

@@ -252,6 +252,7 @@ class Grant(_message.Message):
     COPIES_FIELD_NUMBER: _builtins.int
     UNMET_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     step: _builtins.int
     attached: _builtins.bytes
@@ -264,6 +265,8 @@ class Grant(_message.Message):
     """u32: sequences whose reserve (or fork) found too few blocks; nothing was kept for it"""
     free_blocks: _builtins.int
     """left after this grant, evictable ones included"""
+    waiting: _builtins.bytes
+    """u32 pairs: sequence, the sequence that computes its first missing block; it was not attached"""
     def __init__(
         self,
         *,
@@ -274,10 +277,11 @@ class Grant(_message.Message):
         copies: _builtins.bytes = ...,
         unmet: _builtins.bytes = ...,
         free_blocks: _builtins.int = ...,
+        waiting: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "copies", b"copies", "epoch", b"epoch", "free_blocks", b"free_blocks", "step", b"step", "tables", b"tables", "unmet", b"unmet"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "copies", b"copies", "epoch", b"epoch", "free_blocks", b"free_blocks", "step", b"step", "tables", b"tables", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

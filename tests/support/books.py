@@ -47,6 +47,7 @@ def tokens_of(start: int, count: int) -> list[int]:
 def compute(ledger: Ledger, sequence: int, tokens: Sequence[int], salt: bytes = b"") -> int:
     """Attach a prompt and commit all of it, as a worker does. Returns the tokens reused."""
     reused = ledger.attach(SequenceId(sequence), tokens, salt)
+    assert isinstance(reused, int), f"sequence {sequence} has to wait: {reused}"
     append(ledger, sequence, tokens[reused:])
     return reused
 

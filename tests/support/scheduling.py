@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache_manager.core.ledger import Ledger
-from octavo.ids import Epoch
+from octavo.ids import Epoch, SequenceId
 from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
 from tests.support import books
 from tests.support.fakes import FunctionRunner, Model, next_token, solo_text
@@ -85,6 +85,7 @@ class World:
 
     def open_books(self) -> None:
         self.ledger = Ledger(self.spec, EPOCH)
+        self.waits: set[tuple[SequenceId, SequenceId]] = set()
         self._step = 0
 
     def submit(self, wanted: Submission, gateway: GatewayKey = GATEWAY) -> None:
@@ -104,11 +105,21 @@ class World:
         exchange = self.scheduler.plan(EPOCH, self.next_step())
         grant = self.ledger.apply(exchange)
         self.exchanges.append((exchange, grant))
+        self.check_waits(grant)
         self.in_flight()
         plan = self.scheduler.granted(grant)
         self.ledger.check()
         self.scheduler.check()
         return plan
+
+    def check_waits(self, grant: Grant) -> None:
+        """Who waits is not in the books, its leader is, and nobody is told the same twice: it was asked too soon."""
+        for wait in grant.waiting:
+            sequence, leader = wait
+            assert sequence not in self.ledger
+            assert leader in self.ledger
+            assert wait not in self.waits, wait
+            self.waits.add(wait)
 
     def ask(self) -> StepPlan:
         """Rounds until the manager and the scheduler agree on a step."""

@@ -1,7 +1,7 @@
 """Who waits and who runs, each list sorted by age.
 
 Invariants: a live sequence that is not about to be forked is in exactly one of the two; a waiting one has no table and
-an id that was never used; the widths of the running ones sum to at most `max_running`.
+an id that never had one; a running one follows nobody; the widths of the running ones sum to at most `max_running`.
 """
 
 from bisect import insort
@@ -37,7 +37,7 @@ class Lineup:
     def queued_tokens(self) -> int:
         """Known tokens that prefills have still to compute. A decode step's one token is not queued."""
         prefills = (sequence.remaining for sequence in self.running if sequence.remaining > 1)
-        return sum(len(sequence.tokens) for sequence in self.waiting) + sum(prefills)
+        return sum(_left_to_compute(sequence) for sequence in self.waiting) + sum(prefills)
 
     def new_sequence(self, request: Request, sample: int, tokens: list[int]) -> Sequence:
         """A sample of the request, in neither list yet."""
@@ -71,6 +71,11 @@ class Lineup:
         sequence.sent_back = True
         self.wait(sequence)
 
+    def turn_away(self, sequence: Sequence) -> None:
+        """From running to waiting: it got no table, so its id is as good as new."""
+        self.running.remove(sequence)
+        self.wait(sequence)
+
     def end(self, sequence: Sequence) -> None:
         """Out of both lists, for good."""
         sequence.ended = True
@@ -87,8 +92,14 @@ class Lineup:
             assert not any(sequence.ended for sequence in line)
         assert not set(self.running) & set(self.waiting)
         assert not any(sequence.table or sequence.computed or sequence in self._tables for sequence in self.waiting)
+        assert not any(sequence.follows for sequence in self.running)
         assert self.places_left >= 0, self.places_left
 
     def _new_id(self) -> SequenceId:
         self._last_id = (self._last_id + 1) % (1 << _ID_BITS)
         return SequenceId(self._last_id)
+
+
+def _left_to_compute(sequence: Sequence) -> int:
+    """Tokens of a waiting sequence that nobody computes for it."""
+    return len(sequence.tokens) - (0 if sequence.follows is None else sequence.follows.until)

@@ -5,7 +5,8 @@
     reports = scheduler.apply(step_result)     what the gateways are told
 
 The rules:
-- Decode first; then the prefills that run, in chunks; then the waiting, oldest first and none overtaken (admission.py).
+- Decode first; then the prefills that run, in chunks; then the waiting, oldest first and none overtaken (admission.py),
+  but for those that follow another sequence: they wait until it has computed what they have in common with it.
 - Whoever finds too few blocks sends away the newest: first what came with this very exchange, then the newest that
   runs. It is freed, waits in the place of its age, and is computed again later. The oldest is never sent away, so it
   always gets on, and nobody holds blocks while waiting for blocks.
@@ -165,7 +166,6 @@ class Scheduler:
         self._make_room(unmet)
         if self._shortage(unmet) > 0:
             return None
-        self._send_back_who_cannot_stay()
         if self._has_room_for_more():
             return None
         return self._step_plan()
@@ -230,14 +230,20 @@ class Scheduler:
     def _enter_books(self, grant: Grant, unmet: set[SequenceId]) -> None:
         """Follow the grant: who has a table now, and what is in it."""
         born = [child for child in self._asked.children if child.id not in unmet]
-        for sequence in (*born, *self._asked.attached):
+        waits = dict(grant.waiting)
+        came_in = [sequence for sequence in self._asked.attached if sequence.id not in waits]
+        for sequence in (*born, *came_in):
             self._tables.enter(sequence)
         self._tables.take_in(grant)
         for child in self._asked.children:
             if child.id in unmet and not child.ended:
                 self._lineup.send_back(child)  # to be attached by itself
         for sequence in self._asked.attached:
-            self._door.learn(sequence)
+            if sequence.id in waits and not sequence.ended:
+                self._lineup.turn_away(sequence)
+        for leader in (*came_in, *map(self._tables.known, waits.values())):
+            if leader is not None and leader in self._tables:
+                self._door.follow(leader)
 
     def _shortage(self, unmet: set[SequenceId]) -> int:
         """About how many blocks are missing for the unmet reserves of those that still run."""
@@ -254,21 +260,13 @@ class Scheduler:
             self._lineup.send_back(sequence)
         assert not self._shortage(unmet) or self._tables.untold, f"{self._pool.num_blocks} blocks are too few: {newest}"
 
-    def _send_back_who_cannot_stay(self) -> None:
-        """Of those that came in, only as many stay as can be computed to the end of what they know."""
-        for sequence in reversed(self._asked.attached):
-            if self._door.shortfall() <= 0 or len(self._lineup.running) == 1:
-                break
-            if sequence in self._tables:
-                self._lineup.send_back(sequence)
-
     def _has_room_for_more(self) -> bool:
-        """Whether prefix hits have left budget for more, and all who came in have stayed."""
+        """Whether prefix hits, and those that turned out to wait, have left budget for more; all others have stayed."""
         attached = self._asked.attached
-        computes = sum(share.computes for share in self._asked.shares)
+        computes = sum(share.computes for share in self._asked.shares if share.sequence in self._tables)
         return (
             bool(attached)
-            and all(sequence in self._tables for sequence in attached)
+            and all(sequence in self._tables or sequence.follows is not None for sequence in attached)
             and computes < self._max_step_tokens
             and self._door.would_admit()
         )

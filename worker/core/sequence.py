@@ -30,6 +30,15 @@ class Request:
     """Whether the gateway was told that the prompt is computed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Another sequence is computing what this one needs next."""
+
+    leader: SequenceId
+    until: int
+    """Positions that the two have in common, whole blocks: when the leader has computed them, they can be reused."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """One sample's token stream.
@@ -51,6 +60,8 @@ class Sequence:
     table: list[BlockId] = field(default_factory=list[BlockId])
     sent_back: bool = False
     """It lost its table to a shortage, and is let in again only when there is room for all its tokens."""
+    follows: Wait | None = None
+    """What it waits for besides its turn, while it waits."""
     ended: bool = False
 
     @property
@@ -72,6 +83,24 @@ class Sequence:
     def outputs(self) -> int:
         """Tokens drawn so far."""
         return len(self.tokens) - len(self.request.submission.prompt)
+
+    def shared_until(self, other: "Sequence", start: int, end: int, block_size: int) -> int:
+        """How far another's blocks could serve this one: it could reuse positions up to there.
+
+        Begins at `start` and goes on block by block, as long as the two agree in everything, to `end` at most; the last
+        token is never shared, since it must be computed.
+        """
+        end = min(end, len(self.tokens) - 1)
+        while start + block_size <= end and self._agrees_with(other, start + block_size):
+            start += block_size
+        return start
+
+    def _agrees_with(self, other: "Sequence", length: int) -> bool:
+        return (
+            self.tokens[length - 1] == other.tokens[length - 1]  # differs soonest, mostly
+            and self.tokens[:length] == other.tokens[:length]
+            and self.request.submission.salt == other.request.submission.salt
+        )
 
     def growth(self, block_size: int) -> int:
         """Blocks to add before all known tokens have a place."""

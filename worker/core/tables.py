@@ -50,6 +50,10 @@ class Tables:
             self._finished.append(sequence.id)
             self.returning += len(sequence.table)
 
+    def known(self, sequence: SequenceId) -> Sequence | None:
+        """Who has that id, if the manager keeps a table for it."""
+        return self._known.get(sequence)
+
     def commit(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
         """A step has written them."""
         self._commits.append(Commit(sequence.id, tokens))

@@ -168,6 +168,22 @@ async def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_e
     assert (load.predicted_cached_tokens, load.delivered_cached_tokens) == (5 * 512, 5 * 512)
 
 
+async def test_a_burst_behind_one_cold_prefix_is_sent_to_one_worker(fleet: FakeFleet, front: Gateway) -> None:
+    """S37: no worker has said anything yet of what it computes."""
+    for worker in fleet.workers:
+        worker.gate.clear()
+    prompts = [(*range(6 * BLOCK), *[100 + at] * 8) for at in range(8)]
+
+    async with asyncio.TaskGroup() as asking:
+        for prompt in prompts:
+            asking.create_task(front.client.complete(Generation(prompt=TokenPrompt(prompt), max_tokens=2)))
+        await _until_load(front, running=8, waiting=0)
+        for worker in fleet.workers:
+            worker.gate.set()
+
+    assert sorted(len(worker.submissions) for worker in fleet.workers) == [0, 8]
+
+
 async def test_prompts_of_different_salts_share_nothing(fleet: FakeFleet, front: Gateway) -> None:
     """S51."""
     prompt = TokenPrompt(tuple(range(5, 5 + 4 * BLOCK)))

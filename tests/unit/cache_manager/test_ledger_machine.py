@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cache_manager.core.changes import Evicted, Published
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes, next_hash
 from tests.support.books import EPOCH, colliding_hash, exchange, idle, pool_spec, state_of
@@ -29,6 +30,10 @@ class Life:
         self.tokens = tokens
         self.length = length
         self.writable = length
+        self.prompt = ()
+        """What it was attached with, while others may wait for it."""
+        self.leads = None
+        """The whole prefix up to the block that it computes next, if it is the one to wait for."""
 
     def cell(self, position):
         return self.salt, tuple(self.tokens[: position + 1])
@@ -65,9 +70,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(salt=SALTS, tokens=TOKENS)
     def compute(self, salt, tokens):
         sequence = self.start(salt, tokens)
+        if sequence not in self.lives:
+            return
         life = self.lives[sequence]
         if self.try_to_reserve(sequence, len(life.tokens) - life.length):
             self.write(sequence, [])
+
+    @rule(salt=SALTS, tokens=TOKENS)
+    def take_over(self, salt, tokens):
+        """However many lead, one after another: when they are gone, nobody waits."""
+        while self.start(salt, tokens) not in self.lives:
+            self.free_one(self.waited_for)
 
     @rule(pick=PICK, count=st.integers(0, 6))
     def reserve(self, pick, count):
@@ -117,8 +130,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def free(self, pick):
         sequence = self.picked(pick)
-        self.ledger.free(sequence)
-        del self.lives[sequence]
+        self.free_one(sequence)
         before = state_of(self.ledger)
         with pytest.raises(UnknownSequence):
             self.ledger.free(sequence)
@@ -133,6 +145,10 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (audit.held_blocks, audit.sequences) == (0, 0)
         assert audit.free_blocks + audit.cached_blocks == audit.num_blocks
 
+    def free_one(self, sequence):
+        self.ledger.free(sequence)
+        del self.lives[sequence]
+
     def new_id(self):
         self.last += 1
         return self.last
@@ -140,16 +156,42 @@ class LedgerMachine(RuleBasedStateMachine):
     def start(self, salt, tokens):
         tokens = tokens[: self.spec.capacity_tokens]
         sequence = self.new_id()
-        reused = self.ledger.attach(sequence, tokens, salt)
+        before = state_of(self.ledger)
+        answer = self.ledger.attach(sequence, tokens, salt)
+        if isinstance(answer, WaitFor):
+            after = state_of(self.ledger)
+            assert all(after[kept] == before[kept] for kept in ("_pool", "_tables", "_untold", "_copies", "_changes"))
+            self.waited_for = answer.leader
+            leader = self.lives[answer.leader]
+            assert leader.leads == self.missing(salt, tokens) if self.exact else leader.salt == salt
+            return sequence
         if self.exact:
-            assert reused == self.longest_published(salt, tokens)
-        assert reused < len(tokens)
-        self.lives[sequence] = Life(salt, tokens, reused)
+            assert answer == self.longest_published(salt, tokens)
+            assert not any(life.leads == self.missing(salt, tokens) for life in self.lives.values() if life.leads)
+        assert answer < len(tokens)
+        self.lives[sequence] = Life(salt, tokens, answer)
+        self.lives[sequence].prompt = tokens
+        self.lead(self.lives[sequence])
         return sequence
+
+    def missing(self, salt, tokens):
+        """The prefix up to the first block that is not there, if a hit could cover it."""
+        end = self.longest_published(salt, tokens) + self.size
+        return (salt, tuple(tokens[:end])) if end < len(tokens) else None
+
+    def lead(self, life):
+        """Whoever computes the next block of its prompt is to be waited for, unless another one is already."""
+        self.follow_changes()
+        end = (life.length // self.size + 1) * self.size
+        prefix = life.salt, tuple([*life.tokens[: life.length], *life.prompt[life.length : end]][:end])
+        others = [other.leads for other in self.lives.values() if other is not life]
+        free = prefix not in self.published and prefix not in others
+        life.leads = prefix if free and len(prefix[1]) == end <= len(life.prompt) else None
 
     def go_back(self, sequence, cut):
         life = self.lives[sequence]
         life.length = life.writable = max(0, life.length - cut)
+        life.prompt, life.leads = (), None
         life.tokens = life.tokens[: life.length]
         self.ledger.truncate(sequence, life.length)
 
@@ -186,7 +228,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.memory[table[position // self.size]][position % self.size] = life.cell(position)
         life.length = len(life.tokens)
         self.remember_prefixes(life)
+        full = self.ledger.length(sequence) // self.size
         self.ledger.commit(sequence, tokens)
+        if life.length // self.size > full:
+            self.lead(life)
 
     def remember_prefixes(self, life):
         """The hash of every full prefix that may be published, to read the ledger's changes by."""
@@ -229,6 +274,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_published_has_no_hole(self):
+        self.follow_changes()
+        for salt, prefix in self.published:
+            assert len(prefix) == self.size or (salt, prefix[: -self.size]) in self.published
+
+    def follow_changes(self):
         for change in self.ledger.take_changes():
             if self.exact:
                 salt, prefix = self.prefixes[change.block_hash]
@@ -238,8 +288,6 @@ class LedgerMachine(RuleBasedStateMachine):
                 else:
                     assert isinstance(change, Evicted)
                     self.published.remove((salt, prefix))
-        for salt, prefix in self.published:
-            assert len(prefix) == self.size or (salt, prefix[: -self.size]) in self.published
 
 
 class CollidingLedgerMachine(LedgerMachine):

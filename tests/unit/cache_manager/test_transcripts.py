@@ -22,6 +22,7 @@ import pytest
 
 from cache_manager.core.changes import Change, Published
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.single_flight import WaitFor
 from octavo.errors import OctavoError
 from octavo.hashing import next_hash
 from octavo.ids import BlockHash, SequenceId
@@ -82,7 +83,7 @@ class Player:
         ledger, lines = self.ledger, []
         match part:
             case Attach(sequence, tokens, salt):
-                lines.append(reuse(part, ledger.attach(sequence, tokens, salt)))
+                lines.append(attached(part, ledger.attach(sequence, tokens, salt)))
             case Reservation(sequence, count):
                 ledger.reserve(sequence, count)
             case Commit(sequence, tokens):
@@ -112,7 +113,8 @@ class Player:
                 reserves=all_of(Reservation),
             )
         )
-        lines = [reuse(attach, reused) for attach, (_, reused) in zip(attaches, grant.attached, strict=True)]
+        answers = dict(grant.attached) | {sequence: WaitFor(leader) for sequence, leader in grant.waiting}
+        lines = [attached(attach, answers[attach.sequence]) for attach in attaches]
         lines += told(grant)
         return lines + ["unmet " + " ".join(map(letter, grant.unmet))] * bool(grant.unmet)
 
@@ -165,8 +167,10 @@ def with_letters(message: str) -> str:
     return re.sub(r"sequence (\d+)", lambda found: f"sequence {letter(int(found[1]))}", message)
 
 
-def reuse(attach: Attach, reused: int) -> str:
-    return f"{letter(attach.sequence)} reuses {reused} of {len(attach.tokens)} tokens"
+def attached(attach: Attach, answer: int | WaitFor) -> str:
+    if isinstance(answer, WaitFor):
+        return f"{letter(attach.sequence)} waits for {letter(answer.leader)}"
+    return f"{letter(attach.sequence)} reuses {answer} of {len(attach.tokens)} tokens"
 
 
 def told(grant: Grant) -> list[str]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.fleet import Fleet, Standing
+from gateway.core.in_flight import Hit, PromptBlocks
 from gateway.core.routing import FEW_WORKERS, Choice, Work, choose, cost_of, home_of
 from octavo.ids import WorkerId
 from octavo.records import WorkerInfo
@@ -27,7 +28,7 @@ def work(tokens: int = 200, output: int = 20) -> Work:
 
 
 def choice(asked: Work, *workers: WorkerInfo, seed: int = 0, **held: int) -> Choice:
-    hits = {WorkerId(name): tokens for name, tokens in held.items()}
+    hits = {WorkerId(name): Hit(tokens) for name, tokens in held.items()}
     return choose(asked, standings(*workers), hits, Random(seed).random)
 
 
@@ -94,7 +95,7 @@ def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhe
     holder: WorkerId | None = None
     for at in range(6):
         asked = Work(prompt=(*range(512), *range(1000 + 50 * at, 1020 + 50 * at)), output_tokens=16)
-        hits = {holder: 512} if holder else {}
+        hits = {holder: Hit(512)} if holder else {}
         candidate = choose(asked, fleet.standings(names), hits, random.random).chosen
         assert holder in (None, candidate.standing.info.worker_id)
         holder = candidate.standing.info.worker_id
@@ -122,7 +123,7 @@ def test_every_term_of_the_cost_is_named() -> None:
     standing = standings(
         worker("a", spec=pool(num_blocks=100), queued_prefill_tokens=70, held_blocks=20, cached_blocks=30)
     )[0]
-    cost = cost_of(work(200, output=40), standing, cached_tokens=160)
+    cost = cost_of(work(200, output=40), standing, Hit(160))
 
     assert (cost.prefill_tokens, cost.queued_tokens) == (40, 70)
     assert cost.decode_tokens == 20 * BLOCK / 16
@@ -132,7 +133,7 @@ def test_every_term_of_the_cost_is_named() -> None:
 
 def test_what_does_not_fit_is_paid_in_full() -> None:
     standing = standings(worker("a", spec=pool(num_blocks=20), held_blocks=20))[0]
-    assert cost_of(work(100, output=28), standing, cached_tokens=0).memory_tokens == 128 + 128 / 16
+    assert cost_of(work(100, output=28), standing, Hit(0)).memory_tokens == 128 + 128 / 16
 
 
 def test_in_a_large_fleet_holders_the_home_and_two_at_random_are_judged() -> None:
@@ -167,7 +168,8 @@ loads = st.fixed_dictionaries(
 @given(st.lists(loads, min_size=1, max_size=20), st.data(), st.integers(0, 2**32))
 def test_nobody_judged_is_cheaper_than_the_chosen(fleet: list[dict[str, int]], data: st.DataObject, seed: int) -> None:
     workers = [worker(f"w{at}", **load) for at, load in enumerate(fleet)]
-    hits = data.draw(st.dictionaries(st.sampled_from([info.worker_id for info in workers]), st.integers(0, 200)))
+    names = st.sampled_from([info.worker_id for info in workers])
+    hits = data.draw(st.dictionaries(names, st.builds(Hit, st.integers(0, 100), st.integers(0, 100))))
     made = choose(work(), standings(*workers), hits, Random(seed).random)
 
     assert made.chosen in made.candidates
@@ -179,7 +181,7 @@ def test_nobody_judged_is_cheaper_than_the_chosen(fleet: list[dict[str, int]], d
 @given(st.integers(0, 199), st.integers(1, 100), loads)
 def test_a_longer_hit_never_costs_more(hit: int, more: int, load: dict[str, int]) -> None:
     standing = standings(worker("a", **load))[0]
-    assert cost_of(work(), standing, min(199, hit + more)).total <= cost_of(work(), standing, hit).total
+    assert cost_of(work(), standing, Hit(hit + more)).total <= cost_of(work(), standing, Hit(hit)).total
 
 
 def test_a_worker_that_drains_is_known_as_such() -> None:
@@ -187,3 +189,45 @@ def test_a_worker_that_drains_is_known_as_such() -> None:
     fleet.apply(snapshot(worker("a")), now=0.0)
     fleet.apply(news(worker("a", draining=True)), now=1.0)
     assert [info.draining for info in fleet.workers] == [True]
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_a_burst_behind_one_cold_prefix_goes_to_one_worker(workers: int) -> None:
+    """S37: eight prompts of 104 tokens that share 96, before anybody has reported anything."""
+    assert sorted(burst(workers, requests=8, shared=96, own=8).values()) == [8]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_large_burst_takes_a_second_worker_when_its_queue_costs_more_than_computing_again(seed: int) -> None:
+    """S37: 64 prompts behind 512 cold tokens; eight workers are there."""
+    taken = burst(8, requests=64, shared=512, own=8, seed=seed)
+    assert len(taken) <= 2
+
+
+def burst(workers: int, *, requests: int, shared: int, own: int, seed: int = 0) -> Counter[str]:
+    """Requests by the worker that they go to, sent at one moment by a gateway that knows no block of theirs."""
+    fleet, random, taken = Fleet(), Random(seed), Counter[str]()
+    infos = [worker(f"w{at}") for at in range(workers)]
+    fleet.apply(snapshot(*infos), now=0.0)
+    for request in range(requests):
+        asked = Work(prompt=(*range(shared), *[1000 + request] * own), output_tokens=16)
+        blocks = PromptBlocks(asked.prompt, b"")
+        hits = fleet.hits(blocks, {})
+        chosen = choose(asked, fleet.standings(info.worker_id for info in infos), hits, random.random).chosen
+        fleet.reserve(
+            chosen.standing.info,
+            prompt_tokens=shared + own,
+            cached_tokens=chosen.cached_tokens,
+            output_tokens=16,
+            blocks=blocks.of(chosen.standing.info.pool),
+        )
+        taken[chosen.standing.info.worker_id] += 1
+    return taken
+
+
+def test_a_prompt_does_not_queue_behind_its_own_beginning() -> None:
+    """What is being computed there for another request would have to be computed anywhere."""
+    standing = standings(worker("a", queued_prefill_tokens=104))[0]
+    cost = cost_of(work(104), standing, Hit(cached_tokens=32, coming_tokens=64))
+
+    assert (cost.prefill_tokens, cost.queued_tokens) == (8, 40)

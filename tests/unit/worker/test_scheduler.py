@@ -208,8 +208,8 @@ def test_whoever_comes_in_can_be_computed_to_the_end_of_its_prompt(data):
     assert world.scheduler.load().preemptions == 0
 
 
-def test_whoever_comes_in_on_a_wrong_guess_is_sent_back_once_before_it_computes():
-    """The guess is that a hit's blocks are shared; here they were nobody's, and are taken from the free ones."""
+def test_blocks_that_nobody_holds_are_no_room_for_those_who_will_hit_them():
+    """A hit's blocks are then taken from the free ones, like any others."""
     world = World(num_blocks=4, max_step_tokens=2)
     prefix = prompt_of(0, 2 * SIZE)
     for request in (1, 2):
@@ -222,7 +222,7 @@ def test_whoever_comes_in_on_a_wrong_guess_is_sent_back_once_before_it_computes(
     rounds = len(world.exchanges)
     world.run()
     assert world.scheduler.load().preemptions == 0
-    assert sum(len(exchange.attaches) for exchange, _ in world.exchanges[rounds:]) == 2
+    assert sum(len(exchange.attaches) for exchange, _ in world.exchanges[rounds:]) == 1
     world.assert_served(4)
 
 

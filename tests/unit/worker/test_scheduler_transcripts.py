@@ -9,8 +9,9 @@
 The model counts: sample i of a request says the last token + 1 + i. Sequences are called by their request, samples but
 the first with their number behind: a, a.1, a.2.
 
-The answer shows each exchange (what is told and asked, what is unmet or reused), the tokens that the step computes, and
-what the gateway hears. `a[0..8)` are positions. The last line is what the worker's load says, and the free blocks.
+The answer shows each exchange (what is told and asked, what is unmet or reused, who waits for whom), the tokens that
+the step computes, and what the gateway hears. `a[0..8)` are positions. The last line is what the worker's load says,
+and the free blocks.
 """
 
 from collections.abc import Sequence
@@ -118,6 +119,7 @@ class Player:
         asked += [f"attach {self.names[part.sequence]}" for part in exchange.attaches]
         asked += [f"reserve {self.names[part.sequence]} {part.positions}" for part in exchange.reserves]
         reused = [f"{self.names[sequence]} reuses {count}" for sequence, count in grant.attached if count]
+        reused += [f"{self.names[sequence]} waits for {self.names[leader]}" for sequence, leader in grant.waiting]
         unmet = [f"unmet {self.all(grant.unmet)}"] if grant.unmet else []
         return ["; ".join(asked or ["nothing to tell or ask"])] + ["    " + line for line in reused + unmet]
 

@@ -1,0 +1,67 @@
+"""How much of a prompt a worker need not compute: what it holds, and what it is computing for a prompt before it.
+
+The prefix index learns of a block when it has been computed. A burst comes faster than that, so a gateway also goes by
+what it has sent where: the blocks of a prompt that was sent to a worker and has not ended yet are there, or will be by
+the time they are needed, since the worker computes no block twice at once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.hashing import ChainRoot, block_hashes, hit_candidates
+from octavo.ids import BlockHash
+from octavo.records import PoolSpec
+
+Blocks = tuple[BlockHash, ...]
+"""The hashes of a prompt's full blocks, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The leading tokens of a prompt that a worker need not compute for it."""
+
+    cached_tokens: int
+    """Computed already."""
+    coming_tokens: int = 0
+    """Behind those: still to be computed, but for a prompt that was sent there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A prompt that is at a worker."""
+
+    blocks: Blocks
+    computed: bool
+
+
+class PromptBlocks:
+    """One prompt's blocks under the hash chain of whichever pool asks; each chain is computed once."""
+
+    def __init__(self, prompt: Sequence[int], salt: bytes) -> None:
+        self._prompt = prompt
+        self._salt = salt
+        self._chains: dict[ChainRoot, Blocks] = {}
+
+    def of(self, pool: PoolSpec) -> Blocks:
+        """All full blocks."""
+        root = pool.chain_root(self._salt)
+        if root not in self._chains:
+            self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, pool.block_size))
+        return self._chains[root]
+
+    def hit(self, pool: PoolSpec, indexed_tokens: int, sent: Iterable[Sent]) -> Hit:
+        """What this prompt will find at a worker: `indexed_tokens` as the index says, and what was sent there."""
+        wanted = self.of(pool)[: hit_candidates(len(self._prompt), pool.block_size)]
+        computed = reached = indexed_tokens // pool.block_size
+        for prompt in sent:
+            shared = shared_blocks(wanted, prompt.blocks)
+            reached = max(reached, shared)
+            if prompt.computed:
+                computed = max(computed, shared)
+        return Hit(computed * pool.block_size, (reached - computed) * pool.block_size)
+
+
+def shared_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:
+    """Leading blocks that two prompts have in common. Where two hashes are equal, so are all before them."""
+    return bisect_left(range(min(len(one), len(other))), x=True, key=lambda at: one[at] != other[at])
