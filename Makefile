@@ -20,21 +20,21 @@ help:  ## show this
 
 setup: $(VENV)/stamp-dev  ## install all that development needs into .venv
 
-demo: $(VENV)/stamp-local  ## start two workers with a small model, and watch a prompt being remembered
+demo: $(VENV)/stamp-local  ## start a small model and watch a prompt being remembered
 	$(BIN)/octavo demo
 
 test: setup  ## run the tests (all but those that start containers)
 	$(BIN)/octavo model fetch
 	$(BIN)/pytest -m "not compose"
 
-lint: setup  ## check style, types, who imports whom, and that generated code is current
+lint: setup  ## check style, types, imports and generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
 
-test-compose: setup  ## run the containers for real; root gets a Docker engine where none answers
+test-compose: setup  ## run the containers for real, with a Docker engine
 	PYTHON=$(CURDIR)/$(BIN)/python tests/support/docker/with-engine.sh $(BIN)/pytest -m compose tests/e2e
 
 bench: setup  ## measure, one JSON object a line

@@ -39,10 +39,12 @@ def main() -> None:
 
 
 def _up(options: argparse.Namespace) -> None:
-    from octavo.commands.model import fetch_model
+    from octavo.commands.model import fetch_model, models_dir
     from octavo.commands.up import up
+    from octavo.models import find
 
     fetch_model(options.model)
+    name = find(options.model, models_dir()).name
     env = {
         "OCTAVO_MODEL": options.model,
         "OCTAVO_KV_MEMORY": options.kv_memory,
@@ -50,7 +52,7 @@ def _up(options: argparse.Namespace) -> None:
         "OCTAVO_THREADS": options.threads,
     }
     given = {name: value for name, value in env.items() if value is not None}
-    asyncio.run(up(workers=options.workers, port=options.port, env=given, model=options.model))
+    asyncio.run(up(workers=options.workers, port=options.port, env=given, model=name))
 
 
 def _chat(options: argparse.Namespace) -> None:
@@ -93,8 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--workers", type=_positive, default=2, metavar="N", help="model processes (default 2)")
     up.add_argument("--port", type=_port, default=8500, help="of the gateway; 0: any free one (default 8500)")
     _add_model(up)
-    up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool, like 256MiB")
-    up.add_argument("--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool")
+    up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool (default 256MiB)")
+    up.add_argument(
+        "--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool (default auto)"
+    )
     up.add_argument("--threads", metavar="N", help="of each worker (default: its share of the cores)")
     up.set_defaults(run=_up)
 

@@ -94,7 +94,7 @@ def read(settings: type[S], description: str) -> S:
     With `--print-settings` on the command line, prints them with their meaning and exits 0. Exits 2 with one line per
     bad variable: its name, what it holds, and why that will not do. Passwords in URLs are not shown.
     """
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(prog=f"python -m {settings.__module__.partition('.')[0]}", description=description)
     parser.add_argument("--print-settings", action="store_true", help="show the settings in force and exit")
     wanted = parser.parse_args().print_settings
     try:

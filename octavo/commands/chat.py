@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from gateway.client import SyncClient
-from gateway.core.events import Delta, Usage
+from gateway.core.events import Delta, Finished, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
 from octavo.commands.console import err, out
 from octavo.commands.problems import speaking_to
+from octavo.records import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +74,28 @@ def _answer(client: SyncClient, said: Sequence[ChatMessage], manner: Manner, hea
         temperature=manner.temperature,
         seed=manner.seed,
     )
+    reason = FinishReason.STOP
     with closing(client.generate(request)) as events:
         for event in events:
             if isinstance(event, Delta):
                 heard.append(event.text)
                 print(event.text, end="", flush=True)
+            elif isinstance(event, Finished):
+                reason = event.reason
             elif isinstance(event, Usage):
                 print()
-                _tell_cost(event)
+                _tell_cost(event, reason)
 
 
-def _tell_cost(usage: Usage) -> None:
+def _tell_cost(usage: Usage, reason: FinishReason) -> None:
     """What it took, for a person at a terminal; a pipe gets the answer alone."""
     if not (out.is_terminal and err.is_terminal):
         return
     seconds = usage.total_seconds - usage.time_to_first_token_seconds
     speed = f", {(usage.output_tokens - 1) / seconds:.0f} tokens/s" if usage.output_tokens > 1 and seconds > 0 else ""
+    end = f"; cut off after {usage.output_tokens} tokens" if reason is FinishReason.LENGTH else ""
     err.print(
         f"{usage.worker_id}: {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens remembered, "
-        f"first token after {usage.time_to_first_token_seconds:.2f} s{speed}",
+        f"first token after {usage.time_to_first_token_seconds:.2f} s{speed}{end}",
         style="dim",
-        soft_wrap=True,
     )
