@@ -66,9 +66,12 @@ async def redis_server(*arguments: str, password: str | None = None) -> AsyncGen
 
 
 def _free_port() -> int:
-    """A port that nobody listens at, nor at the one that belongs to it in a cluster."""
+    """A port that nobody listens at, nor at the one that belongs to it in a cluster.
+
+    Both lie below those that Linux gives to whoever asks for any, so nobody gets them between here and the start.
+    """
     while True:
-        port = random.randrange(20_000, 32_000)  # below the ports that the system gives to whoever asks for any
+        port = random.randrange(11_000, 22_000)
         try:
             with socket.create_server((LOOPBACK, port)), socket.create_server((LOOPBACK, port + CLUSTER_BUS)):
                 return port
