@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 
 DEFAULT_ADDRESS = "127.0.0.1:8500"
+MAX_WORKERS = 64
+"""On one machine."""
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells have it."""
 
@@ -49,7 +51,7 @@ def _up(options: argparse.Namespace) -> None:
         "OCTAVO_MODEL": options.model,
         "OCTAVO_KV_MEMORY": options.kv_memory,
         "OCTAVO_DTYPE": options.dtype,
-        "OCTAVO_THREADS": options.threads,
+        "OCTAVO_THREADS": options.threads and str(options.threads),
     }
     given = {name: value for name, value in env.items() if value is not None}
     asyncio.run(up(workers=options.workers, port=options.port, env=given, model=name))
@@ -92,23 +94,31 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
     up = verbs.add_parser("up", help="run a whole Octavo on this machine until Ctrl-C")
-    up.add_argument("--workers", type=_positive, default=2, metavar="N", help="model processes (default 2)")
-    up.add_argument("--port", type=_port, default=8500, help="of the gateway; 0: any free one (default 8500)")
+    up.add_argument(
+        "--workers", type=_whole(1, MAX_WORKERS), default=2, metavar="N", help="model processes (default 2)"
+    )
+    up.add_argument(
+        "--port", type=_whole(0, 65535), default=8500, help="of the gateway; 0: any free one (default 8500)"
+    )
     _add_model(up)
-    up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool (default 256MiB)")
+    up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool (default 512MiB)")
     up.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool (default auto)"
     )
-    up.add_argument("--threads", metavar="N", help="of each worker (default: its share of the cores)")
+    up.add_argument(
+        "--threads", type=_whole(1, 1024), metavar="N", help="of each worker (default: its share of the cores)"
+    )
     up.set_defaults(run=_up)
 
     chat = verbs.add_parser("chat", help="ask once, or have a conversation")
     chat.add_argument("prompt", nargs="?", help="the question; without it a conversation begins")
     _add_address(chat)
     chat.add_argument("--system", metavar="TEXT", help="what the model should know and be")
-    chat.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default 256)")
+    chat.add_argument("--max-tokens", type=_whole(1, (1 << 31) - 1), metavar="N", help="longest answer (default 256)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
-    chat.add_argument("--seed", type=int, metavar="N", help="repeats an answer of a temperature above 0")
+    chat.add_argument(
+        "--seed", type=_whole(0, (1 << 64) - 1), metavar="N", help="repeats an answer of a temperature above 0"
+    )
     chat.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
     chat.set_defaults(run=_chat)
 
@@ -141,18 +151,19 @@ def _default_model() -> str:
     return os.environ.get("OCTAVO_MODEL") or "smollm2"
 
 
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{number}, wanted 0 to 65535")
-    return number
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` to `most`, and says both where it is none."""
 
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = None
+        if number is None or not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text}, wanted a whole number from {least} to {most}")
+        return number
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number}, wanted at least 1")
-    return number
+    return read
 
 
 if __name__ == "__main__":

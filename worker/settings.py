@@ -26,7 +26,7 @@ class WorkerSettings(ServiceSettings):
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: one a core")
     kv_memory: ByteSize = Field(
-        default=ByteSize(256 << 20), gt=0, validate_default=True, description="bytes of the KV pool, as 256MiB"
+        default=ByteSize(512 << 20), gt=0, validate_default=True, description="bytes of the KV pool, as 512MiB"
     )
     block_size: int = Field(default=16, ge=1, le=4096, description="positions a block")
     max_step_tokens: int = Field(default=512, ge=1, description="tokens computed in one step, at most")

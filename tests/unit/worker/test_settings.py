@@ -14,7 +14,7 @@ def test_the_memory_of_the_pool_may_be_given_with_a_unit(monkeypatch: pytest.Mon
 
 def test_unset_a_worker_has_256_mib_for_its_pool(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OCTAVO_KV_MEMORY", raising=False)
-    assert WorkerSettings().kv_memory == 256 << 20
+    assert WorkerSettings().kv_memory == 512 << 20
 
 
 @pytest.mark.parametrize(
