@@ -114,6 +114,8 @@ class Engine:
                 level = logging.DEBUG if pauses else logging.WARNING  # once per loss
                 log.log(level, "manager_lost", extra={"epoch": self._epoch, "reason": str(error)})
             self._scheduler.preempt_all()
+            if not self._scheduler.has_news:
+                self._at_rest.set()
             await self._set_ready(False)
             await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**pauses, LAST_PAUSE_SECONDS))
             pauses = min(pauses + 1, 8)
@@ -129,7 +131,10 @@ class Engine:
             outbox.close()
 
     async def _rested_within(self, seconds: float) -> bool:
-        """Whether, after at least one more exchange, nothing was left to do and nothing to tell in time."""
+        """Whether nothing was left to do and nothing to tell in time, or nobody to tell it to.
+
+        Judged after at least one more exchange, or one more try to find the manager.
+        """
         self._at_rest.clear()
         self._wake()
         with contextlib.suppress(TimeoutError):

@@ -367,6 +367,16 @@ async def test_a_draining_worker_finishes_what_it_has(
     assert manager.audit().held_blocks == 0
 
 
+async def test_an_idle_worker_whose_manager_is_gone_leaves_without_a_wait(
+    worker: WorkerService, manager: ManagerProcess
+):
+    """There is nothing to finish, and nobody to tell."""
+    await until(lambda: worker.ready == [True])
+    await manager.kill()
+    async with asyncio.timeout(20):
+        await worker.engine.drain(grace_seconds=3600)
+
+
 async def test_a_drained_worker_refuses_what_did_not_finish_in_time(
     worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
 ):
