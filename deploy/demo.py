@@ -39,11 +39,6 @@ class Visit:
     """One a sample."""
 
     @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that had to be computed."""
-        return self.usage.prompt_tokens - self.usage.cached_tokens
-
-    @property
     def tokens_per_second(self) -> float:
         """Of all samples together, once the first token is out."""
         seconds = self.usage.total_seconds - self.usage.time_to_first_token_seconds

@@ -69,16 +69,6 @@ class KVPool:
         """
         return cls(shape, shape.blocks_within(budget_bytes), device)
 
-    @classmethod
-    def within_free_memory(cls, shape: PoolShape, fraction: float, device: torch.device) -> "KVPool":
-        """As many blocks as fit into a share (0 to 1) of what a CUDA device has free, after the model is loaded.
-
-        Raises:
-            ValueError: not even one does, or the fraction is out of range.
-        """
-        free, _ = torch.cuda.mem_get_info(device)
-        return cls.within_budget(shape, budget_of(free, fraction), device)
-
     @property
     def capacity_tokens(self) -> int:
         """Positions of all blocks."""
@@ -100,14 +90,3 @@ class KVPool:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target), in order, in all layers; see `block_ops.copy_blocks`."""
         block_ops.copy_blocks((pool for layer in self._layers for pool in layer), copies)
-
-
-def budget_of(free_bytes: int, fraction: float) -> int:
-    """The bytes that a share (0 to 1) of the free memory comes to.
-
-    Raises:
-        ValueError: the fraction is out of range.
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"the share of free memory is {fraction}, wanted more than 0 and at most 1")
-    return int(free_bytes * fraction)

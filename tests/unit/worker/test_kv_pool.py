@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.kv_pool import KVPool, PoolShape, budget_of
+from worker.kv_pool import KVPool, PoolShape
 
 CPU = torch.device("cpu")
 
@@ -84,26 +84,3 @@ def test_a_pool_without_blocks_is_refused() -> None:
 def test_a_pool_that_memory_does_not_hold_is_refused_with_its_size() -> None:
     with pytest.raises(ValueError, match=f"the KV pool of {3072 << 40} bytes cannot be had on cpu"):
         KVPool(_shape(), 1 << 40, CPU)
-
-
-def test_a_share_of_free_memory_is_rounded_down() -> None:
-    assert budget_of(1001, 0.5) == 500
-    assert budget_of(1000, 1) == 1000
-
-
-@pytest.mark.parametrize("fraction", [0, -0.1, 1.01])
-def test_a_share_out_of_range_is_refused(fraction: float) -> None:
-    with pytest.raises(ValueError, match=f"the share of free memory is {fraction}, wanted more than 0 and at most 1"):
-        budget_of(1000, fraction)
-
-
-@pytest.mark.gpu
-def test_a_pool_on_a_gpu_takes_its_share_of_what_is_free() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    device = torch.device("cuda")
-    free, _ = torch.cuda.mem_get_info(device)
-
-    pool = KVPool.within_free_memory(_shape(), 0.01, device)
-
-    assert 0.009 * free < pool.num_bytes <= 0.01 * free
