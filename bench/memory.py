@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cache_manager.core.block_table import blocks_needed
 from cache_manager.core.ledger import Ledger
 from octavo.ids import Epoch, SequenceId
-from octavo.records import PoolSpec
+from octavo.records import PoolSpec, Scope
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +104,7 @@ def _open(block_size: int, num_blocks: int) -> Ledger:
 def _compute(ledger: Ledger, number: int, prompt: list[int], salt: bytes = b"") -> int:
     """Take a prompt in, as a worker does. Returns how many of its tokens had to be computed."""
     sequence = SequenceId(number)
-    reused = ledger.attach(sequence, prompt, salt)
+    reused = ledger.attach(sequence, prompt, Scope(salt=salt))
     assert isinstance(reused, int), reused  # one after another: nobody waits
     missing = prompt[reused:]
     ledger.reserve(sequence, len(missing))

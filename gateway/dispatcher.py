@@ -205,8 +205,8 @@ class Dispatcher:
 
     async def _send(self, job: Job, tried: Collection[WorkerEpoch]) -> _Visit:
         """Look up, route, reserve, submit. No await after the look-up: the choice is made from one picture."""
-        prompt = PromptBlocks(job.submission.prompt, job.submission.salt)
-        found = await self._lookup.hits(job.submission.prompt, job.submission.salt, self._fitting(job, tried))
+        prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
+        found = await self._lookup.hits(job.submission.prompt, job.submission.scope, self._fitting(job, tried))
         fitting = self._fitting(job, tried)
         if not fitting:
             raise WorkerLost(f"no worker of {job.model.name} with room for {job.sequence_tokens} tokens is left")

@@ -23,7 +23,7 @@ from gateway.core.request import (
 from gateway.core.routing import Work
 from octavo.errors import InvalidRequest
 from octavo.hashing import digest_of
-from octavo.records import SamplingParams, Submission
+from octavo.records import SamplingParams, Scope, Submission
 
 _SEED_BITS = 64
 
@@ -91,7 +91,7 @@ class Intake:
                 samples=request.samples,
                 sampling=self._sampling_of(request),
                 stop_tokens=frozenset() if request.ignore_eos else model.stop_tokens,
-                salt=_salt_of(request.cache_salt),
+                scope=Scope(salt=_salt_of(request.cache_salt)),
             ),
             stop=request.stop,
             arrived=arrived,

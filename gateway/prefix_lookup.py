@@ -27,7 +27,7 @@ from octavo.index_schema import (
     index_key,
     index_member,
 )
-from octavo.records import IndexState, WorkerInfo
+from octavo.records import IndexState, Scope, WorkerInfo
 from octavo.redis_client import Command, NoScriptError, RedisClient, ResponseError
 
 log = logging.getLogger("octavo.gateway")
@@ -69,10 +69,10 @@ class PrefixLookup(Protocol):
         """Look-ups that were tried and learned nothing, since the start."""
         ...
 
-    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
         """How much of the prompt each worker holds.
 
-        At least one token of the prompt is never counted, since it must be computed. `salt` is empty or 32 bytes.
+        At least one token of the prompt is never counted, since it must be computed.
         """
         ...
 
@@ -91,12 +91,12 @@ class _Query:
         return Command(self.key, (name, script, 1, self.key, self.members, WHOLE_MARK))
 
 
-def _queries(prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> list[_Query]:
+def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> list[_Query]:
     """One question per worker. Workers of equal pools share a hash chain, which is computed once."""
     members: dict[ChainRoot, bytes] = {}
     queries: list[_Query] = []
     for worker in workers:
-        root, block_size = worker.pool.chain_root(salt), worker.pool.block_size
+        root, block_size = worker.pool.chain_root(scope), worker.pool.block_size
         if root not in members:
             candidates = prompt[: hit_candidates(len(prompt), block_size) * block_size]
             members[root] = b"".join(index_member(each) for each in block_hashes(root.hash(), candidates, block_size))
@@ -119,9 +119,9 @@ class MemoryLookup:
         """Say that a worker holds these blocks."""
         self._index.setdefault(index_key(worker, epoch), set()).update(index_member(each) for each in hashes)
 
-    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
-        found = {query.worker: self._leading(query) * query.block_size for query in _queries(prompt, salt, workers)}
+        found = {query.worker: self._leading(query) * query.block_size for query in _queries(prompt, scope, workers)}
         return Hits({worker: tokens for worker, tokens in found.items() if tokens})
 
     def _leading(self, query: _Query) -> int:
@@ -167,9 +167,9 @@ class RedisLookup:
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    async def hits(self, prompt: Sequence[int], salt: bytes, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
-        queries = _queries(prompt, salt, workers)
+        queries = _queries(prompt, scope, workers)
         if not queries:
             return Hits(state=self.state)
         if not self.breaker.closed:

@@ -18,6 +18,8 @@ from octavo.ids import BlockHash
 
 HASH_BYTES = 32
 
+TENANT_TAG_BYTES = 8
+
 TOKEN_BYTES = 4
 """A token as it is hashed and compared: little-endian u32."""
 

@@ -17,5 +17,11 @@ WorkerId = NewType("WorkerId", str)
 Incarnation = NewType("Incarnation", int)
 """Random 64 bits, one draw per worker process."""
 
+TenantTag = NewType("TenantTag", bytes)
+"""8 bytes that stand for a tenant's name, or none."""
+
+NOBODY = TenantTag(b"")
+"""No tenant in particular."""
+
 Epoch = NewType("Epoch", int)
 """A registration's number. Grows with every registration anywhere, so that an old message is known by it."""

@@ -12,7 +12,35 @@ from typing import NamedTuple
 
 from octavo.errors import OctavoError
 from octavo.hashing import ChainRoot
-from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, WorkerId
+from octavo.ids import NOBODY, BlockId, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """An image or sound in a prompt."""
+
+    position: int
+    """Of its first token."""
+    digest: bytes
+    """32 bytes, of the content as the model is given it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What the keys of a sequence's blocks depend on besides its tokens and its pool: scopes that differ share nothing.
+
+    Empty fields are the plain case: the model as it is, text alone, blocks that everybody may find.
+    """
+
+    salt: bytes = b""
+    """Keeps a tenant's blocks apart: 32 bytes."""
+    adapter_digest: bytes = b""
+    """Of the adapter's weights, 32 bytes. Its name is no part of this: it may be loaded anew under the same one."""
+    media: tuple[Media, ...] = ()
+    """By position."""
+
+
+PLAIN = Scope()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +64,17 @@ class PoolSpec:
         """Longest sequence that both the model and the pool can hold."""
         return min(self.max_model_tokens, self.num_blocks * self.block_size)
 
-    def chain_root(self, salt: bytes = b"") -> ChainRoot:
-        """The root of the hash chains of this pool's sequences."""
+    def chain_root(self, scope: Scope = PLAIN) -> ChainRoot:
+        """The root of the hash chains of this pool's sequences of that scope."""
         return ChainRoot(
             model_digest=self.model_digest,
             tokenizer_digest=self.tokenizer_digest,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
-            salt=salt,
+            adapter_digest=scope.adapter_digest,
+            media=tuple((media.position, media.digest) for media in scope.media),
+            salt=scope.salt,
         )
 
 
@@ -129,7 +159,9 @@ class Attach:
 
     sequence: SequenceId
     tokens: Sequence[int]
-    salt: bytes = b""
+    scope: Scope = PLAIN
+    tenant: TenantTag = NOBODY
+    """On whose account its blocks are kept."""
 
 
 class Reservation(NamedTuple):
@@ -235,7 +267,8 @@ class Submission:
     samples: int = 1
     sampling: SamplingParams = SamplingParams()
     stop_tokens: frozenset[int] = frozenset()
-    salt: bytes = b""
+    scope: Scope = PLAIN
+    tenant: TenantTag = NOBODY
 
 
 class IndexState(Enum):

@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, cast
 
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.hashing import HASH_BYTES
-from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, WorkerId
+from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES
+from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
 from octavo.records import (
+    PLAIN,
     Attach,
     BlockCopy,
     Commit,
@@ -24,6 +25,7 @@ from octavo.records import (
     Fork,
     Grant,
     IndexState,
+    Media,
     PoolAudit,
     PoolSpec,
     Prefilled,
@@ -33,6 +35,7 @@ from octavo.records import (
     Reservation,
     SampleFinished,
     SamplingParams,
+    Scope,
     StepReport,
     Submission,
     TableChange,
@@ -289,7 +292,14 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
         ],
         finished=pack(exchange.finished),
         attaches=[
-            cache_manager_v1.Attach(sequence=attach.sequence, tokens=pack(attach.tokens), salt=attach.salt)
+            cache_manager_v1.Attach(
+                sequence=attach.sequence,
+                tokens=pack(attach.tokens),
+                salt=attach.scope.salt,
+                tenant=attach.tenant,
+                adapter_digest=attach.scope.adapter_digest,
+                media=_media_to_wire(attach.scope),
+            )
             for attach in exchange.attaches
         ],
         reserves=pack(value for wish in exchange.reserves for value in wish),
@@ -339,15 +349,41 @@ def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:
     return Attach(
         SequenceId(message.sequence),
         unpack("exchange.attaches.tokens", message.tokens),
-        salt_from_wire("exchange.attaches.salt", message.salt),
+        _scope_from_wire("exchange.attaches", message),
+        _tenant_from_wire("exchange.attaches", message),
     )
 
 
-def salt_from_wire(field: str, salt: bytes) -> bytes:
-    """A salt is absent or a whole digest."""
-    if len(salt) not in (0, HASH_BYTES):
-        raise InvalidRequest(f"{field}: {len(salt)} bytes, wanted 0 or {HASH_BYTES}")
-    return salt
+def _scope_from_wire(path: str, message: cache_manager_v1.Attach | worker_v1.Submit) -> Scope:
+    """The fields of a scope, which lie side by side in the messages that have one. `path` is what leads to them."""
+    salt, adapter = message.salt, message.adapter_digest
+    if not (salt or adapter or message.media):
+        return PLAIN
+    return Scope(
+        salt=_absent_or_whole(f"{path}.salt", salt, HASH_BYTES),
+        adapter_digest=_absent_or_whole(f"{path}.adapter_digest", adapter, HASH_BYTES),
+        media=tuple(_media_from_wire(f"{path}.media", media) for media in message.media),
+    )
+
+
+def _tenant_from_wire(path: str, message: cache_manager_v1.Attach | worker_v1.Submit) -> TenantTag:
+    return TenantTag(_absent_or_whole(f"{path}.tenant", message.tenant, TENANT_TAG_BYTES))
+
+
+def _media_to_wire(scope: Scope) -> list[types_v1.Media]:
+    return [types_v1.Media(position=media.position, digest=media.digest) for media in scope.media]
+
+
+def _media_from_wire(field: str, message: types_v1.Media) -> Media:
+    if len(message.digest) != HASH_BYTES:
+        raise InvalidRequest(f"{field}.digest: {len(message.digest)} bytes, wanted {HASH_BYTES}")
+    return Media(message.position, message.digest)
+
+
+def _absent_or_whole(field: str, value: bytes, size: int) -> bytes:
+    if len(value) not in (0, size):
+        raise InvalidRequest(f"{field}: {len(value)} bytes, wanted 0 or {size}")
+    return value
 
 
 def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
@@ -421,7 +457,10 @@ def submission_to_wire(submission: Submission) -> worker_v1.Submit:
         samples=submission.samples,
         sampling=sampling_to_wire(submission.sampling),
         stop_tokens=pack(sorted(submission.stop_tokens)),
-        salt=submission.salt,
+        salt=submission.scope.salt,
+        tenant=submission.tenant,
+        adapter_digest=submission.scope.adapter_digest,
+        media=_media_to_wire(submission.scope),
     )
 
 
@@ -433,7 +472,8 @@ def submission_from_wire(message: worker_v1.Submit) -> Submission:
         samples=message.samples,
         sampling=sampling_from_wire(message.sampling),
         stop_tokens=frozenset(unpack("submit.stop_tokens", message.stop_tokens)),
-        salt=salt_from_wire("submit.salt", message.salt),
+        scope=_scope_from_wire("submit", message),
+        tenant=_tenant_from_wire("submit", message),
     )
 
 

@@ -11,7 +11,7 @@ from cache_manager.core.block_table import BlockTables
 from cache_manager.core.vocabulary import Vocabulary
 from octavo.errors import InvalidRequest, UnknownSequence
 from octavo.ids import SequenceId
-from octavo.records import Exchange, PoolSpec
+from octavo.records import Attach, Exchange, Media, PoolSpec
 
 
 class Draft:
@@ -42,7 +42,7 @@ class Draft:
         for sequence in exchange.finished:
             self.free(sequence)
         for attach in exchange.attaches:
-            self.attach(attach.sequence, attach.tokens)
+            self.attach(attach)
         for sequence, count in exchange.reserves:
             self.reserve(sequence, count)
 
@@ -72,8 +72,9 @@ class Draft:
         self._extent(sequence)
         self._freed.add(sequence)
 
-    def attach(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """There is a token to compute, and the pool can hold them all."""
+    def attach(self, attach: Attach) -> None:
+        """There is a token to compute, the pool can hold them all, and media have their places among them."""
+        sequence, tokens = attach.sequence, attach.tokens
         self._judge_new(sequence, exists=sequence in self._tables and sequence not in self._freed)
         if not 0 < len(tokens) <= self._spec.capacity_tokens:
             raise InvalidRequest(
@@ -82,6 +83,7 @@ class Draft:
             )
         if not self._vocabulary.holds(tokens):
             raise _stranger(sequence, tokens, self._vocabulary)
+        _judge_media(sequence, attach.scope.media, len(tokens))
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Any count will do; too large a one is unmet."""
@@ -115,6 +117,15 @@ def judge_commit(
     if not vocabulary.holds(tokens):
         raise _stranger(sequence, tokens, vocabulary)
     return end
+
+
+def _judge_media(sequence: SequenceId, media: Sequence[Media], end: int) -> None:
+    """In order, each at a token of its own."""
+    first = 0
+    for item in media:
+        if not first <= item.position < end:
+            raise InvalidRequest(f"media of sequence {sequence}: position {item.position}, wanted in [{first}, {end})")
+        first = item.position + 1
 
 
 def _stranger(sequence: SequenceId, tokens: Sequence[int], vocabulary: Vocabulary) -> InvalidRequest:

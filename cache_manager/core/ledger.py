@@ -33,8 +33,20 @@ from cache_manager.core.single_flight import SingleFlight, WaitFor
 from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
 from octavo.errors import InvalidRequest, PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
-from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
-from octavo.records import Attach, BlockCopy, Exchange, Fork, Grant, PoolAudit, PoolSpec, Reservation, TableChange
+from octavo.ids import NOBODY, BlockHash, BlockId, Epoch, SequenceId, TenantTag
+from octavo.records import (
+    PLAIN,
+    Attach,
+    BlockCopy,
+    Exchange,
+    Fork,
+    Grant,
+    PoolAudit,
+    PoolSpec,
+    Reservation,
+    Scope,
+    TableChange,
+)
 
 MAX_BLOCKS = 1 << 24
 """Of one pool: 268 million positions in blocks of 16."""
@@ -42,7 +54,7 @@ MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 1 << 12
 
 _ROOTS_REMEMBERED = 1024
-"""Salts whose chain root need not be computed again."""
+"""Scopes whose chain root need not be computed again."""
 
 
 class Ledger:
@@ -112,7 +124,13 @@ class Ledger:
         self._changes.clear()
         return changes
 
-    def attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes = b"") -> int | WaitFor:
+    def attach(
+        self,
+        sequence: SequenceId,
+        tokens: Sequence[int],
+        scope: Scope = PLAIN,
+        tenant: TenantTag = NOBODY,
+    ) -> int | WaitFor:
         """Create a sequence on the longest published prefix of its tokens.
 
         Returns:
@@ -120,10 +138,12 @@ class Ledger:
             that case this one is not in the books.
 
         Raises:
-            InvalidRequest: the id is taken, there are no tokens or more than the pool can hold, or one is no token.
+            InvalidRequest: the id is taken, there are no tokens or more than the pool can hold, one is no token, or its
+                media are not in order within it.
         """
-        self._draft().attach(sequence, tokens)
-        return self._attach(sequence, tokens, salt)
+        attach = Attach(sequence, tokens, scope, tenant)
+        self._draft().attach(attach)
+        return self._attach(attach)
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Make positions [length, length + count) writable. Asking again changes nothing.
@@ -199,7 +219,7 @@ class Ledger:
         unmet_children = self._fork_all(exchange.forks)
         for sequence in exchange.finished:
             self._free(sequence)
-        answers = [(a.sequence, self._attach(a.sequence, a.tokens, a.salt)) for a in exchange.attaches]
+        answers = [(attach.sequence, self._attach(attach)) for attach in exchange.attaches]
         unmet = self._reserve_all(exchange.reserves, exchange.attaches)
         return Grant(
             epoch=self.epoch,
@@ -232,12 +252,12 @@ class Ledger:
     def _draft(self) -> Draft:
         return Draft(self.spec, self._vocabulary, self._tables)
 
-    def _compute_root(self, salt: bytes) -> BlockHash:
-        return self.spec.chain_root(salt).hash()
+    def _compute_root(self, scope: Scope) -> BlockHash:
+        return self.spec.chain_root(scope).hash()
 
-    def _attach(self, sequence: SequenceId, tokens: Sequence[int], salt: bytes) -> int | WaitFor:
-        size = self.spec.block_size
-        root, raw, limit = self._root(salt), token_bytes(tokens), hit_candidates(len(tokens), size)
+    def _attach(self, attach: Attach) -> int | WaitFor:
+        sequence, tokens, size = attach.sequence, attach.tokens, self.spec.block_size
+        root, raw, limit = self._root(attach.scope), token_bytes(tokens), hit_candidates(len(tokens), size)
         hits = self._index.longest_prefix(root, raw, limit)
         reused = len(hits) * size
         committed = array("I", tokens[:reused])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
 from octavo.ids import BlockHash
-from octavo.records import PoolSpec
+from octavo.records import PoolSpec, Scope
 
 Blocks = tuple[BlockHash, ...]
 """The hashes of a prompt's full blocks, in order."""
@@ -38,14 +38,14 @@ class Sent:
 class PromptBlocks:
     """One prompt's blocks under the hash chain of whichever pool asks; each chain is computed once."""
 
-    def __init__(self, prompt: Sequence[int], salt: bytes) -> None:
+    def __init__(self, prompt: Sequence[int], scope: Scope) -> None:
         self._prompt = prompt
-        self._salt = salt
+        self._scope = scope
         self._chains: dict[ChainRoot, Blocks] = {}
 
     def of(self, pool: PoolSpec) -> Blocks:
         """All full blocks."""
-        root = pool.chain_root(self._salt)
+        root = pool.chain_root(self._scope)
         if root not in self._chains:
             self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, pool.block_size))
         return self._chains[root]

@@ -221,21 +221,35 @@ class Attach(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     tokens: _builtins.bytes
     """u32: all known tokens of the sequence"""
     salt: _builtins.bytes
     """empty, or the 32 bytes that keep this tenant's blocks apart"""
+    tenant: _builtins.bytes
+    """empty, or the 8 bytes that stand for the tenant on whose account its blocks are kept"""
+    adapter_digest: _builtins.bytes
+    """empty, or 32 bytes: the adapter that the model runs with"""
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]:
+        """by position"""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         tokens: _builtins.bytes = ...,
         salt: _builtins.bytes = ...,
+        tenant: _builtins.bytes = ...,
+        adapter_digest: _builtins.bytes = ...,
+        media: _abc.Iterable[_types_pb2.Media] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["salt", b"salt", "sequence", b"sequence", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

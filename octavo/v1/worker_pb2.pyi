@@ -78,6 +78,9 @@ class Submit(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_TOKENS_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """the gateway's number, unique on this stream"""
     prompt: _builtins.bytes
@@ -89,9 +92,13 @@ class Submit(_message.Message):
     stop_tokens: _builtins.bytes
     """u32: ids that end a sample (the model's own end included, unless ignored)"""
     salt: _builtins.bytes
-    """see Attach.salt"""
+    """this and what follows: see Attach"""
+    tenant: _builtins.bytes
+    adapter_digest: _builtins.bytes
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]: ...
     def __init__(
         self,
         *,
@@ -102,10 +109,13 @@ class Submit(_message.Message):
         sampling: _types_pb2.SamplingParams | None = ...,
         stop_tokens: _builtins.bytes = ...,
         salt: _builtins.bytes = ...,
+        tenant: _builtins.bytes = ...,
+        adapter_digest: _builtins.bytes = ...,
+        media: _abc.Iterable[_types_pb2.Media] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "prompt", b"prompt", "request", b"request", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "max_tokens", b"max_tokens", "media", b"media", "prompt", b"prompt", "request", b"request", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

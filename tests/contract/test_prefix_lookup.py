@@ -13,7 +13,7 @@ from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
-from octavo.records import IndexState, PoolSpec, WorkerInfo
+from octavo.records import PLAIN, IndexState, PoolSpec, Scope, WorkerInfo
 from octavo.redis_client import Command, RedisClient, open_client
 from tests.support.fleets import pool, worker
 from tests.support.redis_server import RedisServer, redis_server
@@ -71,7 +71,7 @@ async def index(request: pytest.FixtureRequest) -> AsyncGenerator[Index]:
 def chain(tokens: Iterable[int], spec: PoolSpec | None = None, salt: bytes = b"") -> list[BlockHash]:
     """Hashes of the full blocks of a worker's sequence."""
     spec = spec or pool()
-    return block_hashes(spec.chain_root(salt).hash(), list(tokens), spec.block_size)
+    return block_hashes(spec.chain_root(Scope(salt=salt)).hash(), list(tokens), spec.block_size)
 
 
 async def test_each_worker_holds_its_own_leading_blocks(index: Index) -> None:
@@ -81,7 +81,7 @@ async def test_each_worker_holds_its_own_leading_blocks(index: Index) -> None:
     for name, blocks in {"a": 3, "b": 7, "c": 5}.items():
         await index.publish(fleet[name], chain(prompt)[:blocks])
 
-    found = await index.lookup.hits(tuple(prompt), b"", tuple(fleet.values()))
+    found = await index.lookup.hits(tuple(prompt), PLAIN, tuple(fleet.values()))
 
     assert found.tokens == {"a": 3 * BLOCK, "b": 7 * BLOCK, "c": 5 * BLOCK}
 
@@ -92,7 +92,7 @@ async def test_one_token_of_a_prompt_is_always_left_to_compute(index: Index, len
     info = worker("a")
     await index.publish(info, chain(range(4 * BLOCK)))
 
-    found = await index.lookup.hits(tuple(range(length)), b"", [info])
+    found = await index.lookup.hits(tuple(range(length)), PLAIN, [info])
 
     assert found.tokens.get(info.worker_id, 0) == (length - 1) // BLOCK * BLOCK
 
@@ -102,7 +102,7 @@ async def test_a_prompt_that_leaves_the_chain_is_a_hit_up_to_there(index: Index)
     await index.publish(info, chain(range(6 * BLOCK)))
     prompt = (*range(2 * BLOCK + 5), 9999, *range(2 * BLOCK + 6, 6 * BLOCK))
 
-    assert (await index.lookup.hits(prompt, b"", [info])).tokens == {"a": 2 * BLOCK}
+    assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens == {"a": 2 * BLOCK}
 
 
 async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
@@ -111,7 +111,7 @@ async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
     hashes = chain(range(6 * BLOCK))
     await index.publish(info, hashes[:2] + hashes[3:])
 
-    assert (await index.lookup.hits(tuple(range(6 * BLOCK)), b"", [info])).tokens == {"a": 2 * BLOCK}
+    assert (await index.lookup.hits(tuple(range(6 * BLOCK)), PLAIN, [info])).tokens == {"a": 2 * BLOCK}
 
 
 async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> None:
@@ -119,7 +119,7 @@ async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> No
     prompt = tuple(range(3000 * BLOCK))
     await index.publish(info, chain(prompt))
 
-    assert (await index.lookup.hits(prompt, b"", [info])).tokens == {"a": 2999 * BLOCK}
+    assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens == {"a": 2999 * BLOCK}
 
 
 async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(index: Index) -> None:
@@ -137,10 +137,10 @@ async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(
         }.items()
     ]
 
-    assert (await index.lookup.hits(prompt, b"", [worker("a", epoch=1)])).tokens == {"a": 3 * BLOCK}
-    assert (await index.lookup.hits(prompt, b"", [worker("a", epoch=2)])).tokens == {}
-    assert (await index.lookup.hits(prompt, SALT, [worker("a", epoch=1)])).tokens == {}
-    assert [(await index.lookup.hits(prompt, b"", [info])).tokens for info in other_models] == [{}] * 5
+    assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=1)])).tokens == {"a": 3 * BLOCK}
+    assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=2)])).tokens == {}
+    assert (await index.lookup.hits(prompt, Scope(salt=SALT), [worker("a", epoch=1)])).tokens == {}
+    assert [(await index.lookup.hits(prompt, PLAIN, [info])).tokens for info in other_models] == [{}] * 5
 
 
 async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_once(index: Index) -> None:
@@ -150,12 +150,12 @@ async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_on
     await index.publish(small, chain(prompt, small.pool)[:3])
     await index.publish(large, chain(prompt, large.pool))
 
-    assert (await index.lookup.hits(prompt, b"", [small, large])).tokens == {"small": 24, "large": 64}
+    assert (await index.lookup.hits(prompt, PLAIN, [small, large])).tokens == {"small": 24, "large": 64}
 
 
 async def test_nobody_and_nothing_to_ask_about_are_no_failures(index: Index) -> None:
-    assert (await index.lookup.hits(tuple(range(100)), b"", [])).tokens == {}
-    assert (await index.lookup.hits((1,), b"", [worker("a")])).tokens == {}
+    assert (await index.lookup.hits(tuple(range(100)), PLAIN, [])).tokens == {}
+    assert (await index.lookup.hits((1,), PLAIN, [worker("a")])).tokens == {}
     assert index.lookup.failures == 0
 
 
@@ -176,7 +176,7 @@ async def test_memory_finds_what_comparing_tokens_finds(prompt: list[int], writt
         sequence[: 4 * (blocks + 1)] == prompt[: 4 * (blocks + 1)] for sequence in written
     ):
         blocks += 1
-    assert (await index.lookup.hits(prompt, b"", [info])).tokens.get(info.worker_id, 0) == 4 * blocks
+    assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens.get(info.worker_id, 0) == 4 * blocks
 
 
 # ---- what only Redis can do (what happens to its servers: test_redis_topologies.py) ---------------------------
@@ -191,7 +191,7 @@ async def test_a_server_that_forgot_the_script_is_told_it_again() -> None:
         await index.lookup.check([info])
         await index.server.client.script_flush()
 
-        assert await index.lookup.hits(prompt, b"", [info]) == Hits({"a": 2 * BLOCK}, IndexState.EXACT)
+        assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({"a": 2 * BLOCK}, IndexState.EXACT)
         assert index.lookup.failures == 0
 
 
@@ -204,7 +204,7 @@ async def test_a_wrong_value_costs_its_own_worker_only() -> None:
         await index.publish(good, chain(prompt))
         await index.server.client.set(index_key(bad.worker_id, bad.epoch), "not a set")
 
-        assert await index.lookup.hits(prompt, b"", [bad, good]) == Hits({"good": 2 * BLOCK}, IndexState.DEGRADED)
+        assert await index.lookup.hits(prompt, PLAIN, [bad, good]) == Hits({"good": 2 * BLOCK}, IndexState.DEGRADED)
 
 
 @pytest.mark.redis
@@ -214,7 +214,7 @@ async def test_wrong_values_alone_open_no_breaker() -> None:
         bad = worker("bad")
         await index.server.client.set(index_key(bad.worker_id, bad.epoch), "not a set")
 
-        found = [await index.lookup.hits(tuple(range(3 * BLOCK)), b"", [bad]) for _ in range(5)]
+        found = [await index.lookup.hits(tuple(range(3 * BLOCK)), PLAIN, [bad]) for _ in range(5)]
 
         assert found == [Hits({}, IndexState.FALLBACK)] * 5
         assert index.lookup.breaker.closed
@@ -242,13 +242,13 @@ async def test_an_answer_that_comes_after_the_breaker_has_opened_leaves_it_to_th
     sleeps = iter([patient, over, over, over])
     lookup = RedisLookup(client, 1.0, clock=lambda: now, sleep=lambda _: next(sleeps).wait())
     info, prompt = worker("a"), range(3 * BLOCK)
-    late = asyncio.create_task(lookup.hits(prompt, b"", [info]))
+    late = asyncio.create_task(lookup.hits(prompt, PLAIN, [info]))
     while not client.answers:  # noqa: ASYNC110  # one turn of the loop
         await asyncio.sleep(0)
     over.set()
     for _ in range(3):
         now += 1.0
-        await lookup.hits(prompt, b"", [info])
+        await lookup.hits(prompt, PLAIN, [info])
     assert not lookup.breaker.closed
 
     client.answers[0].set()

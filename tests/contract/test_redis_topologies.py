@@ -16,7 +16,7 @@ import pytest
 from gateway.core.breaker import BreakerState
 from gateway.prefix_lookup import Hits, RedisLookup
 from octavo import redis_client
-from octavo.records import IndexState, WorkerInfo, WorkerLoad
+from octavo.records import PLAIN, IndexState, WorkerInfo, WorkerLoad
 from octavo.redis_client import open_client
 from tests.support import books, fleets
 from tests.support.manager_service import ManagerService, WorkerStandIn, manager_service
@@ -71,7 +71,7 @@ class Rumour:
         ]
 
     async def hits(self) -> Hits:
-        return await self.lookup.hits(PROMPT, b"", self.infos)
+        return await self.lookup.hits(PROMPT, PLAIN, self.infos)
 
     async def until_exact(self) -> None:
         """The clock goes on, and the gateway looks for itself, until all is as it was."""
@@ -143,7 +143,7 @@ async def test_a_worker_of_an_earlier_epoch_is_not_known(any_rumour: Rumour) -> 
     any_rumour.workers[0].drop()
 
     async def dropped() -> bool:
-        return await any_rumour.lookup.hits(PROMPT, b"", [gone]) == Hits({}, DEGRADED)
+        return await any_rumour.lookup.hits(PROMPT, PLAIN, [gone]) == Hits({}, DEGRADED)
 
     await until(dropped)
 
@@ -283,7 +283,7 @@ async def test_a_fail_over_that_lost_writes_is_noticed_and_made_good(tmp_path: P
         await until(lambda: written(1))
         assert (await replica.client.info("replication"))["role"] == "master"
         await kept.until_exact()
-        found = await kept.lookup.hits(LATER, b"", kept.infos)
+        found = await kept.lookup.hits(LATER, PLAIN, kept.infos)
         assert found == Hits({worker.worker_id: len(LATER) // 4 * 4 for worker in kept.workers}, EXACT)
 
 
@@ -302,7 +302,7 @@ async def test_a_lost_node_of_a_cluster_costs_its_own_keys_only(tmp_path: Path) 
             await worker.compute(2, list(LATER))
 
         async def published() -> bool:
-            found = await partly.lookup.hits(LATER, b"", partly.infos)
+            found = await partly.lookup.hits(LATER, PLAIN, partly.infos)
             return found.tokens == {worker.worker_id: len(LATER) // 4 * 4 for worker in kept}
 
         await until(published)
@@ -352,12 +352,12 @@ async def test_neither_a_budget_nor_a_client_that_leaves_waits_for_a_lost_cancel
     lookup = RedisLookup(client, BUDGET, sleep=timer.sleep)
     anyone = fleets.worker("anyone")
     prompt = range(100)
-    leaving = asyncio.create_task(lookup.hits(prompt, b"", [anyone]))
+    leaving = asyncio.create_task(lookup.hits(prompt, PLAIN, [anyone]))
     await client.begun.wait()
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
 
     timer.over.set()
-    assert await lookup.hits(prompt, b"", [anyone]) == Hits({}, FALLBACK)
+    assert await lookup.hits(prompt, PLAIN, [anyone]) == Hits({}, FALLBACK)
     await lookup.close()

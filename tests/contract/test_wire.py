@@ -21,7 +21,7 @@ u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 names = st.text(min_size=1, max_size=12)
 digests = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
-salts = st.just(b"") | digests
+tenants = st.just(b"") | st.binary(min_size=8, max_size=8)
 float32 = st.floats(0, 1e9, width=32)
 some_u32 = st.lists(u32, max_size=4).map(tuple)
 some_tokens = some_u32.map(lambda tokens: array("I", tokens))
@@ -35,6 +35,12 @@ def record(cls: type, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any
     return st.builds(cls, **fields)
 
 
+scopes = record(
+    records.Scope,
+    salt=st.just(b"") | digests,
+    adapter_digest=st.just(b"") | digests,
+    media=several(st.builds(records.Media, u32, digests)),
+)
 pools = record(
     records.PoolSpec,
     model=names,
@@ -70,7 +76,7 @@ exchanges = record(
     commits=several(st.builds(records.Commit, u32, some_tokens)),
     forks=several(st.builds(records.Fork, u32, some_u32, u32)),
     finished=some_u32,
-    attaches=several(st.builds(records.Attach, u32, some_tokens, salts)),
+    attaches=several(st.builds(records.Attach, u32, some_tokens, scopes, tenants)),
     reserves=several(st.builds(records.Reservation, u32, u32)),
     load=loads,
     draining=st.booleans(),
@@ -146,7 +152,8 @@ CASES: dict[str, Case] = {
             samples=u32,
             sampling=samplings,
             stop_tokens=st.frozensets(u32, max_size=3),
-            salt=salts,
+            scope=scopes,
+            tenant=tenants,
         ),
         wire.submission_to_wire,
         wire.submission_from_wire,
@@ -227,6 +234,21 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
         wire.exchange_from_wire,
         manager_v1.Exchange(attaches=[manager_v1.Attach(salt=BYTES)]),
         "exchange.attaches.salt: 5 bytes, wanted 0 or 32",
+    ),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(attaches=[manager_v1.Attach(adapter_digest=BYTES)]),
+        "exchange.attaches.adapter_digest: 5 bytes, wanted 0 or 32",
+    ),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(attaches=[manager_v1.Attach(media=[types_v1.Media()])]),
+        "exchange.attaches.media.digest: 0 bytes, wanted 32",
+    ),
+    (
+        wire.exchange_from_wire,
+        manager_v1.Exchange(attaches=[manager_v1.Attach(tenant=BYTES)]),
+        "exchange.attaches.tenant: 5 bytes, wanted 0 or 8",
     ),
     (wire.exchange_from_wire, manager_v1.Exchange(reserves=BYTES), "exchange.reserves: 5 bytes"),
     (wire.exchange_from_wire, manager_v1.Exchange(reserves=wire.pack([1])), "exchange.reserves: 1 values"),

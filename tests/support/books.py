@@ -8,7 +8,7 @@ from typing import Any
 from cache_manager.core.ledger import Ledger
 from octavo.hashing import next_hash
 from octavo.ids import BlockHash, Epoch, SequenceId
-from octavo.records import Attach, Commit, Exchange, Fork, Grant, PoolSpec, Reservation, Truncation
+from octavo.records import Attach, Commit, Exchange, Fork, Grant, PoolSpec, Reservation, Scope, Truncation
 
 EPOCH = Epoch(1)
 
@@ -46,7 +46,7 @@ def tokens_of(start: int, count: int) -> list[int]:
 
 def compute(ledger: Ledger, sequence: int, tokens: Sequence[int], salt: bytes = b"") -> int:
     """Attach a prompt and commit all of it, as a worker does. Returns the tokens reused."""
-    reused = ledger.attach(SequenceId(sequence), tokens, salt)
+    reused = ledger.attach(SequenceId(sequence), tokens, Scope(salt=salt))
     assert isinstance(reused, int), f"sequence {sequence} has to wait: {reused}"
     append(ledger, sequence, tokens[reused:])
     return reused

@@ -153,7 +153,7 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
     def _attach(self, submission: Submission) -> int:
         """Tokens of the prompt that were there before; all its full blocks are there afterwards."""
         spec = self.info.pool
-        hashes = block_hashes(spec.chain_root(submission.salt).hash(), submission.prompt, spec.block_size)
+        hashes = block_hashes(spec.chain_root(submission.scope).hash(), submission.prompt, spec.block_size)
         usable = (len(submission.prompt) - 1) // spec.block_size
         cached = next((at for at, each in enumerate(hashes[:usable]) if each not in self._published), usable)
         self._published.update(hashes)

@@ -1,12 +1,13 @@
 """What a worker can run at all: a submission is judged once, before it waits."""
 
 from octavo.errors import InvalidRequest
-from octavo.records import PoolSpec, Submission
+from octavo.records import PoolSpec, Scope, Submission
 
 
 def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -> None:
     """Raises InvalidRequest, naming the field and both numbers, for what could never run to its end here."""
     _require_tokens(submission.prompt, pool.vocab_size)
+    _require_plain(submission.scope)
     _require_within("max_tokens", submission.max_tokens, pool.capacity_tokens)
     _require_within("samples", submission.samples, max_samples)
     wanted = len(submission.prompt) + submission.max_tokens
@@ -20,6 +21,14 @@ def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -
 def _require_within(field: str, value: int, most: int) -> None:
     if not 1 <= value <= most:
         raise InvalidRequest(f"{field}: {value}, wanted from 1 to {most}")
+
+
+def _require_plain(scope: Scope) -> None:
+    """This worker runs its model as it is, on text."""
+    if scope.adapter_digest:
+        raise InvalidRequest(f"adapter_digest: {scope.adapter_digest.hex()}, this worker runs no adapters")
+    if scope.media:
+        raise InvalidRequest(f"media: {len(scope.media)} of them, this worker takes none")
 
 
 def _require_tokens(prompt: tuple[int, ...], vocab_size: int) -> None:

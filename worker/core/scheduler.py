@@ -149,7 +149,7 @@ class Scheduler:
             commits=commits,
             forks=forks,
             finished=finished,
-            attaches=tuple(Attach(new.id, tuple(new.tokens), new.request.submission.salt) for new in attached),
+            attaches=tuple(map(_attach, attached)),
             reserves=tuple(Reservation(share.sequence.id, share.count) for share in self._asked.shares),
             load=self.load(),
             draining=self._draining,
@@ -306,3 +306,8 @@ class Scheduler:
             self._requests.refused(request, error)
         self._drop(requests)
         return self._requests.take_reports()
+
+
+def _attach(sequence: Sequence) -> Attach:
+    submission = sequence.request.submission
+    return Attach(sequence.id, tuple(sequence.tokens), submission.scope, submission.tenant)

@@ -99,7 +99,7 @@ class Sequence:
         return (
             self.tokens[length - 1] == other.tokens[length - 1]  # differs soonest, mostly
             and self.tokens[:length] == other.tokens[:length]
-            and self.request.submission.salt == other.request.submission.salt
+            and self.request.submission.scope == other.request.submission.scope
         )
 
     def growth(self, block_size: int) -> int:

@@ -192,7 +192,7 @@ async def test_prompts_of_different_salts_share_nothing(fleet: FakeFleet, front:
         for salt in ("x", "x", "y", "", "")
     ]
     assert cached == [0, 3 * BLOCK, 0, 0, 3 * BLOCK]
-    assert {len(sent.salt) for worker in fleet.workers for sent in worker.submissions} == {0, 32}
+    assert {len(sent.scope.salt) for worker in fleet.workers for sent in worker.submissions} == {0, 32}
 
 
 async def test_only_workers_with_room_for_a_request_are_chosen(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes
 from octavo.ids import SequenceId
-from octavo.records import BlockCopy
+from octavo.records import BlockCopy, Media, Scope
 from tests.support.books import (
     EPOCH,
     append,
@@ -24,7 +24,7 @@ A, B, C, D, E, F = map(SequenceId, range(1, 7))
 
 def hashes(tokens, salt=b""):
     spec = pool_spec()
-    return block_hashes(spec.chain_root(salt).hash(), tokens, spec.block_size)
+    return block_hashes(spec.chain_root(Scope(salt=salt)).hash(), tokens, spec.block_size)
 
 
 def held(ledger):
@@ -74,9 +74,32 @@ class TestAttach:
         """S51, in the books: the same tokens under another salt are another chain."""
         ledger = open_ledger()
         compute(ledger, A, tokens_of(0, 16), salt=b"x" * 32)
-        assert ledger.attach(B, tokens_of(0, 16), salt=b"y" * 32) == 0
+        assert ledger.attach(B, tokens_of(0, 16), Scope(salt=b"y" * 32)) == 0
         assert ledger.attach(C, tokens_of(0, 16)) == 0
-        assert ledger.attach(D, tokens_of(0, 16), salt=b"x" * 32) == 12
+        assert ledger.attach(D, tokens_of(0, 16), Scope(salt=b"x" * 32)) == 12
+
+    def test_media_in_their_order_are_a_scope_of_their_own(self):
+        ledger = open_ledger()
+        one, other = (Scope(media=(Media(1, b"i" * 32), Media(at, b"j" * 32))) for at in (2, 5))
+        assert ledger.attach(A, tokens_of(0, 6), one) == 0
+        append(ledger, A, tokens_of(0, 6))
+        assert (ledger.attach(B, tokens_of(0, 6), one), ledger.attach(C, tokens_of(0, 6), other)) == (4, 0)
+
+    @pytest.mark.parametrize(
+        ("positions", "reason"),
+        [
+            ((6,), r"media of sequence 1: position 6, wanted in \[0, 6\)"),
+            ((3, 3), r"media of sequence 1: position 3, wanted in \[4, 6\)"),
+            ((5, 2), r"media of sequence 1: position 2, wanted in \[6, 6\)"),
+        ],
+    )
+    def test_media_out_of_their_order_are_refused(self, positions, reason):
+        ledger = open_ledger()
+        before = state_of(ledger)
+        scope = Scope(media=tuple(Media(at, b"i" * 32) for at in positions))
+        with pytest.raises(InvalidRequest, match=reason):
+            ledger.attach(A, tokens_of(0, 6), scope)
+        assert state_of(ledger) == before
 
     @pytest.mark.parametrize("spare", [0, 1, 2])
     def test_a_request_never_evicts_its_own_hit(self, spare):

@@ -15,6 +15,7 @@ from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes, next_hash
+from octavo.records import Scope
 from tests.support.books import EPOCH, colliding_hash, exchange, idle, pool_spec, state_of
 
 SALTS = st.sampled_from([b"", b"tenant"])
@@ -157,7 +158,7 @@ class LedgerMachine(RuleBasedStateMachine):
         tokens = tokens[: self.spec.capacity_tokens]
         sequence = self.new_id()
         before = state_of(self.ledger)
-        answer = self.ledger.attach(sequence, tokens, salt)
+        answer = self.ledger.attach(sequence, tokens, Scope(salt=salt))
         if isinstance(answer, WaitFor):
             after = state_of(self.ledger)
             assert all(after[kept] == before[kept] for kept in ("_pool", "_tables", "_untold", "_copies", "_changes"))
@@ -235,7 +236,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def remember_prefixes(self, life):
         """The hash of every full prefix that may be published, to read the ledger's changes by."""
-        root = self.spec.chain_root(life.salt).hash()
+        root = self.spec.chain_root(Scope(salt=life.salt)).hash()
         for index, block_hash in enumerate(block_hashes(root, life.tokens[: life.length], self.size)):
             self.prefixes[block_hash] = life.salt, tuple(life.tokens[: (index + 1) * self.size])
 

@@ -5,6 +5,7 @@ import pytest
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.ids import SequenceId
+from octavo.records import Scope
 from tests.support.books import (
     EPOCH,
     append,
@@ -79,8 +80,8 @@ def test_what_no_hit_could_cover_is_not_waited_for():
 
 def test_tenants_do_not_wait_for_each_other():
     ledger = open_ledger()
-    ledger.attach(A, tokens_of(0, 9), b"a" * 32)
-    assert ledger.attach(B, tokens_of(0, 9), b"b" * 32) == 0
+    ledger.attach(A, tokens_of(0, 9), Scope(salt=b"a" * 32))
+    assert ledger.attach(B, tokens_of(0, 9), Scope(salt=b"b" * 32)) == 0
     assert ledger.attach(C, tokens_of(0, 9)) == 0
 
 

@@ -26,7 +26,7 @@ from cache_manager.core.single_flight import WaitFor
 from octavo.errors import OctavoError
 from octavo.hashing import next_hash
 from octavo.ids import BlockHash, SequenceId
-from octavo.records import Attach, Commit, Exchange, Fork, Grant, Reservation, Truncation
+from octavo.records import Attach, Commit, Exchange, Fork, Grant, Reservation, Scope, Truncation
 from tests.support.books import EPOCH, idle, pool_spec
 from tests.support.transcript import check_transcript
 
@@ -82,8 +82,8 @@ class Player:
     def call(self, part) -> list[str]:
         ledger, lines = self.ledger, []
         match part:
-            case Attach(sequence, tokens, salt):
-                lines.append(attached(part, ledger.attach(sequence, tokens, salt)))
+            case Attach(sequence, tokens, scope):
+                lines.append(attached(part, ledger.attach(sequence, tokens, scope)))
             case Reservation(sequence, count):
                 ledger.reserve(sequence, count)
             case Commit(sequence, tokens):
@@ -136,7 +136,7 @@ def parse(line: str):
     words = [word for word in words if "=" not in word]
     match verb:
         case "attach":
-            return Attach(sequence, tokens_in(words), options.get("salt", "").encode())
+            return Attach(sequence, tokens_in(words), Scope(salt=options.get("salt", "").encode()))
         case "commit":
             return Commit(sequence, tokens_in(words))
         case "fork":

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from gateway.core.fleet import Fleet
 from gateway.core.in_flight import Hit, PromptBlocks, Sent, shared_blocks
 from octavo.ids import WorkerId
+from octavo.records import Scope
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16
@@ -14,7 +15,7 @@ A, B = WorkerId("a"), WorkerId("b")
 
 
 def blocks_of(*tokens: int, salt: bytes = b"") -> PromptBlocks:
-    return PromptBlocks(tokens, salt)
+    return PromptBlocks(tokens, Scope(salt=salt))
 
 
 def hit(tokens: int, *sent: Sent, indexed: int = 0) -> Hit:

@@ -11,7 +11,7 @@ from gateway.core.fleet import Fleet, Standing
 from gateway.core.in_flight import Hit, PromptBlocks
 from gateway.core.routing import FEW_WORKERS, Choice, Work, choose, cost_of, home_of
 from octavo.ids import WorkerId
-from octavo.records import WorkerInfo
+from octavo.records import PLAIN, WorkerInfo
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16
@@ -211,7 +211,7 @@ def burst(workers: int, *, requests: int, shared: int, own: int, seed: int = 0) 
     fleet.apply(snapshot(*infos), now=0.0)
     for request in range(requests):
         asked = Work(prompt=(*range(shared), *[1000 + request] * own), output_tokens=16)
-        blocks = PromptBlocks(asked.prompt, b"")
+        blocks = PromptBlocks(asked.prompt, PLAIN)
         hits = fleet.hits(blocks, {})
         chosen = choose(asked, fleet.standings(info.worker_id for info in infos), hits, random.random).chosen
         fleet.reserve(

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from octavo.records import SamplingParams, Submission
+from octavo.records import PLAIN, SamplingParams, Scope, Submission
 from tests.support.scheduling import EPOCH, World, submission
 from worker.core.sequence import GatewayKey
 
@@ -62,7 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             samples=data.draw(st.sampled_from([1, 1, 2, 4]), label="samples"),
             sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0])), seed=number),
             stop_tokens=data.draw(st.sampled_from([frozenset[int](), frozenset({3})]), label="stop"),
-            salt=data.draw(st.sampled_from([b"", b"", b"s" * 32]), label="salt"),
+            scope=data.draw(st.sampled_from([PLAIN, PLAIN, Scope(salt=b"s" * 32)]), label="scope"),
         )
 
     @rule(steps=st.integers(1, 4))
