@@ -5,6 +5,8 @@ On a machine with a CUDA device the Triton kernel runs there; elsewhere it runs 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paged_batch import PagedBatch, make_batch
-from worker.kernels import Attend, native, reference, torch_cpu
+from worker.kernels import Attend, Option, native, reference, torch_cpu
+from worker.kernels.arguments import options_of
 from worker.kernels.native_build import NativeUnavailable
 
 S = 16
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+ALL_OPTIONS: list[Option] = ["window", "soft_cap", "sinks", "scales"]
+HEAD_DIMS = [32, 64, 80, 96, 128, 192, 256]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "window": {"window": 2 * S + 3},
+    "narrow window": {"window": 1},
+    "soft cap": {"soft_cap": 2.0},
+    "sinks": {"sinks": True},
+    "scales": {"scales": True},
+    "all": {"window": 3 * S - 1, "soft_cap": 3.0, "sinks": True, "scales": True},
+}
 CPU = torch.device("cpu")
 
 
@@ -29,6 +42,15 @@ class Implementation:
     examples: int | None = None
     """Of hypothesis; None leaves it to the profile."""
     device: torch.device = CPU
+    supports: Callable[[torch.dtype, torch.dtype, int, frozenset[Option]], str | None] = lambda *_: None
+    """None, or why it takes no calls of (queries' dtype, pool's dtype, D, options): `choose` then goes elsewhere."""
+
+    def skip_unless_supported(self, batch: PagedBatch) -> None:
+        if (reason := self.lacks(batch)) is not None:
+            pytest.skip(f"falls back: {reason}")
+
+    def lacks(self, batch: PagedBatch) -> str | None:
+        return self.supports(batch.q.dtype, batch.k_pool.dtype, batch.q.shape[2], options_of(batch.options))
 
     def __call__(self, batch: PagedBatch) -> torch.Tensor:
         return self.attend(**batch.to(self.device).arguments).cpu()
@@ -36,7 +58,7 @@ class Implementation:
 
 def _native() -> Implementation:
     try:
-        return Implementation(native.load(torch.float32, torch.float32, 64))
+        return Implementation(native.load(torch.float32, torch.float32, 64), supports=native.supports)
     except NativeUnavailable as unavailable:
         pytest.skip(str(unavailable))
 
@@ -56,6 +78,11 @@ IMPLEMENTATIONS: dict[str, Callable[[], Implementation]] = {
     "native": _native,
     "triton": _triton,
 }
+
+
+def tolerance(batch: PagedBatch) -> float:
+    """What the arithmetic may lose. That of the pool's own rounding is in the expected values already."""
+    return 1e-5 if batch.q.dtype == batch.k_pool.dtype == torch.float32 else 1e-2
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, scope="module")
@@ -79,7 +106,12 @@ def test_decodes_of_every_length_agree_with_the_oracle(
     lengths = (1, S - 1, S, S + 1, 3 * S, implementation.longest)
     batch = make_batch([(n - 1, 1) for n in lengths], heads=2 * group, kv_heads=2, dtype=dtype)
 
-    assert batch.worst_error(implementation(batch)) < TOLERANCE[dtype]
+    implementation.skip_unless_supported(batch)
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+RAGGED = [(0, S + 1), (40, 1), (S, S), (2 * S - 1, 2), (0, 1), (5, 40), (70, 1)]
+"""Sequences as (history, new tokens): chunks and decodes, around the ends of blocks."""
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -90,13 +122,78 @@ def test_chunks_and_decodes_in_one_batch_agree_with_the_oracle(
     spans = [(0, S + 1), (40, 1), (S, S), (2 * S - 1, 2), (0, 2), (5, 75), (0, 1), (150, 3)]
     batch = make_batch(spans, heads=group, kv_heads=1, dtype=dtype)
 
-    assert batch.worst_error(implementation(batch)) < TOLERANCE[dtype]
+    implementation.skip_unless_supported(batch)
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("group", [1, 3])
+def test_every_option_agrees_with_the_oracle(implementation: Implementation, group: int, option: str) -> None:
+    batch = make_batch(RAGGED, heads=2 * group, kv_heads=2, head_dim=32, **OPTIONS[option])
+
+    implementation.skip_unless_supported(batch)
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+@pytest.mark.parametrize("kv_dtype", FP8, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pools_of_eight_bits_agree_with_the_oracle(
+    implementation: Implementation, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> None:
+    batch = make_batch(RAGGED, heads=6, kv_heads=2, head_dim=32, dtype=dtype, kv_dtype=kv_dtype, scales=True)
+
+    implementation.skip_unless_supported(batch)
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_heads_of_every_size_agree_with_the_oracle(implementation: Implementation, head_dim: int) -> None:
+    batch = make_batch([(0, S + 1), (40, 1), (S, 1), (2 * S, 3)], heads=9, kv_heads=3, head_dim=head_dim)
+
+    implementation.skip_unless_supported(batch)
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 7, 32, 256])
+def test_blocks_of_every_size_agree_with_the_oracle(implementation: Implementation, block_size: int) -> None:
+    batch = make_batch([(0, 9), (40, 1), (300, 1), (255, 2)], head_dim=32, block_size=block_size)
+
+    implementation.skip_unless_supported(batch)
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+@pytest.mark.parametrize("group", [2, 7, 16, 20])
+def test_groups_of_every_size_agree_with_the_oracle(implementation: Implementation, group: int) -> None:
+    batch = make_batch([(0, 9), (40, 1), (S, 4)], heads=group, kv_heads=1, head_dim=32)
+
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
+
+
+def test_a_window_reads_no_block_before_it(implementation: Implementation) -> None:
+    """A table may forget blocks that no query sees any more: they hold NaN here, as another sequence's might."""
+    batch = make_batch([(6 * S + 3, 1), (5 * S, 4)], head_dim=32, window=S)
+    implementation.skip_unless_supported(batch)
+    k_pool, v_pool = batch.k_pool.clone(), batch.v_pool.clone()
+    for pool in (k_pool, v_pool):
+        pool[batch.tables[:, :4].flatten().long()] = torch.nan
+
+    assert batch.worst_error(implementation(replace(batch, k_pool=k_pool, v_pool=v_pool))) < tolerance(batch)
+
+
+def test_a_sink_larger_than_every_score_takes_all_the_weight(implementation: Implementation) -> None:
+    batch = make_batch([(20, 1), (3, 9)], heads=2, head_dim=32, sinks=True)
+    implementation.skip_unless_supported(batch)
+    sunk = replace(batch, options=batch.options | {"sinks": torch.full((2,), 200.0)})
+
+    out = implementation(sunk)
+
+    assert out.abs().max() < 1e-30, "exp(-200) of the weight is left"
 
 
 def test_a_chunk_of_several_panels_agrees_with_the_oracle(implementation: Implementation) -> None:
     batch = make_batch([(70, 130)], heads=3, kv_heads=1, head_dim=32)
 
-    assert batch.worst_error(implementation(batch)) < TOLERANCE[torch.float32]
+    assert batch.worst_error(implementation(batch)) < tolerance(batch)
 
 
 def test_what_an_unwritten_slot_holds_never_leaks(implementation: Implementation) -> None:
@@ -106,7 +203,7 @@ def test_what_an_unwritten_slot_holds_never_leaks(implementation: Implementation
     out = implementation(batch)
 
     assert not out.isnan().any()
-    assert batch.worst_error(out) < TOLERANCE[torch.float32]
+    assert batch.worst_error(out) < tolerance(batch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -114,6 +211,7 @@ def test_company_in_the_batch_changes_no_bit(implementation: Implementation, dty
     longest = min(600, implementation.longest)
     spans = [(longest - 1, 1), (3, 9), (0, 1), (S, 1), (30, 17), (2 * S, 1), (0, 40)]
     batch = make_batch(spans, heads=3, kv_heads=1, dtype=dtype)
+    implementation.skip_unless_supported(batch)
 
     together = implementation(batch)
 
@@ -184,18 +282,33 @@ def test_an_empty_batch_has_an_empty_result(implementation: Implementation) -> N
     assert implementation(empty).shape == (0, 3, 64)
 
 
+CALLS = [
+    (dtype, kv_dtype, head_dim, frozenset(options))
+    for dtype, kv_dtype, head_dim in product(DTYPES, DTYPES + FP8, [8, 16, 40, 64, 80, 128, 208])
+    for count in range(len(ALL_OPTIONS) + 1)
+    for options in combinations(ALL_OPTIONS, count)
+]
+
+
 @st.composite
-def batches(draw: st.DrawFn, head_dims: list[int]) -> PagedBatch:
+def batches(draw: st.DrawFn, supports: Callable[..., str | None]) -> PagedBatch:
+    """Any batch that an implementation takes."""
+    taken = [call for call in CALLS if supports(*call) is None]
+    dtype, kv_dtype, head_dim, options = draw(st.sampled_from(taken))
     kv_heads = draw(st.integers(1, 3))
     spans = st.tuples(st.integers(0, 70), st.one_of(st.just(1), st.integers(2, 30)))
     return make_batch(
         draw(st.lists(spans, min_size=1, max_size=4)),
         heads=kv_heads * draw(st.integers(1, 6)),
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from(head_dims)),
+        head_dim=head_dim,
         block_size=draw(st.integers(1, 40)),
-        dtype=draw(st.sampled_from(DTYPES)),
-        kv_dtype=draw(st.sampled_from(DTYPES)),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        window=draw(st.integers(1, 90)) if "window" in options else None,
+        soft_cap=draw(st.floats(0.5, 50)) if "soft_cap" in options else None,
+        sinks="sinks" in options,
+        scales="scales" in options,
         seed=draw(st.integers(0, 2**31)),
     )
 
@@ -203,13 +316,11 @@ def batches(draw: st.DrawFn, head_dims: list[int]) -> PagedBatch:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_any_batch_agrees_with_the_oracle(name: str) -> None:
     implementation = IMPLEMENTATIONS[name]()
-    head_dims = [16, 64, 80, 128, 208] if name == "native" else [8, 40, 64, 80]
 
     @settings(max_examples=implementation.examples or settings().max_examples)
-    @given(batches(head_dims))
+    @given(batches(implementation.supports))
     def agrees(batch: PagedBatch) -> None:
-        worst = max((batch.q.dtype, batch.k_pool.dtype), key=TOLERANCE.__getitem__)
-        assert batch.worst_error(implementation(batch)) < TOLERANCE[worst]
+        assert batch.worst_error(implementation(batch)) < tolerance(batch)
 
     agrees()
 
@@ -218,6 +329,11 @@ GOOD = make_batch([(20, 1), (0, 5), (30, 1)], heads=4, kv_heads=2)
 BAD: dict[str, tuple[dict[str, object], str]] = {
     "q axes": ({"q": GOOD.q[0]}, "q has 2 axes, wanted 3"),
     "v_pool shape": ({"v_pool": GOOD.v_pool[1:]}, r"v_pool is \[7, .*, k_pool \[8, "),
+    "q dtype": ({"q": GOOD.q.double()}, "q is torch.float64, wanted torch.float32 or torch.bfloat16 or torch.float16"),
+    "pool dtype": (
+        {"k_pool": GOOD.k_pool.double(), "v_pool": GOOD.v_pool.double()},
+        "k_pool is torch.float64, wanted torch.float32 or .* or torch.float8_e5m2",
+    ),
     "v_pool dtype": ({"v_pool": GOOD.v_pool.half()}, r"v_pool is .* torch.float16 .*, k_pool .* torch.float32"),
     "head size": ({"q": GOOD.q[..., :32]}, "k_pool has heads of 64 elements, q of 32"),
     "heads": ({"q": GOOD.q[:, :3]}, "q has 3 heads, no multiple of k_pool's 2"),
@@ -228,6 +344,15 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
     "tables dtype": ({"tables": GOOD.tables.long()}, "tables is torch.int64, wanted torch.int32"),
     "lengths": ({"lengths": GOOD.lengths[:2]}, "lengths has 2 entries, wanted 3 for 3 rows of tables"),
     "starts": ({"query_starts": GOOD.query_starts[:3]}, "query_starts has 3 entries, wanted 4 for 3 rows of tables"),
+    "window": ({"window": 0}, "window is 0, wanted at least 1: a query sees itself"),
+    "soft cap": ({"soft_cap": 0.0}, r"soft_cap is 0.0, wanted more than 0"),
+    "soft cap of NaN": ({"soft_cap": float("nan")}, "soft_cap is nan, wanted more than 0"),
+    "sinks": ({"sinks": torch.zeros(2)}, "sinks has 2 entries, wanted one for each of 4 heads"),
+    "sinks dtype": ({"sinks": torch.zeros(4).half()}, "sinks is torch.float16, wanted torch.float32"),
+    "sinks axes": ({"sinks": torch.zeros(4, 1)}, "sinks has 2 axes, wanted 1"),
+    "k_scale": ({"k_scale": torch.ones(4)}, "k_scale has 4 entries, wanted one for each of 2 heads"),
+    "v_scale dtype": ({"v_scale": torch.ones(2).double()}, "v_scale is torch.float64, wanted torch.float32"),
+    "v_scale device": ({"v_scale": torch.ones(2, device="meta")}, "v_scale is on meta, q on cpu"),
     "device": ({"lengths": GOOD.lengths.to("meta")}, "lengths is on meta, q on cpu"),
 }
 OUT_OF_BOUNDS: dict[str, tuple[dict[str, list[object]], str]] = {

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from worker.kernels import Options
+
 NOWHERE = 2**31 - 1
 
 
@@ -25,12 +27,13 @@ class PagedBatch:
     lengths: torch.Tensor
     query_starts: torch.Tensor
     scale: float
+    options: Options
     expected: torch.Tensor
 
     @property
     def arguments(self) -> dict[str, Any]:
         names = ("q", "k_pool", "v_pool", "tables", "lengths", "query_starts", "scale")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | dict(self.options)
 
     @property
     def spans(self) -> list[slice]:
@@ -50,8 +53,9 @@ class PagedBatch:
         )
 
     def to(self, device: torch.device) -> "PagedBatch":
-        tensors = {name: x.to(device) for name, x in self.arguments.items() if isinstance(x, torch.Tensor)}
-        return replace(self, **tensors)
+        moved = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in self.arguments.items()}
+        options = {name: moved.pop(name) for name in self.options}
+        return replace(self, **moved, options=options)
 
     def worst_error(self, out: torch.Tensor) -> float:
         """The largest relative error of any sequence: |out - expected| / |expected|. NaN if there is one in `out`."""
@@ -69,9 +73,13 @@ def make_batch(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: bool = False,
+    scales: bool = False,
     seed: int = 0,
 ) -> PagedBatch:
-    """A batch of sequences given as (history, new tokens)."""
+    """A batch of sequences given as (history, new tokens); what is expected comes from what the pool holds."""
     random = torch.Generator().manual_seed(seed)
     lengths = [history + new for history, new in spans]
     blocks = [-(-length // block_size) for length in lengths]
@@ -82,6 +90,11 @@ def make_batch(
     tables = torch.full((len(spans), max(blocks) + 2), NOWHERE, dtype=torch.int32)
     free = torch.randperm(num_blocks, generator=random).tolist()
     scale = head_dim**-0.5
+    options = Options(window=window, soft_cap=soft_cap)
+    if sinks:
+        options["sinks"] = torch.randn(heads, generator=random)
+    if scales:
+        options["k_scale"], options["v_scale"] = (torch.rand(kv_heads, generator=random) + 0.5 for _ in range(2))
     queries, expected = [], []
     for b, (history, new) in enumerate(spans):
         tables[b, : blocks[b]] = torch.tensor([free.pop() for _ in range(blocks[b])])
@@ -91,7 +104,7 @@ def make_batch(
             block, offset = int(tables[b, position // block_size]), position % block_size
             k_pool[block, :, offset], v_pool[block, :, offset] = k[position], v[position]
         queries.append(q)
-        expected.append(_attend_densely(q.double(), k.double(), v.double(), scale))
+        expected.append(_attend_densely(q.double(), k.double(), v.double(), scale, options))
     return PagedBatch(
         q=torch.cat(queries),
         k_pool=k_pool,
@@ -100,19 +113,33 @@ def make_batch(
         lengths=torch.tensor(lengths, dtype=torch.int32),
         query_starts=torch.tensor([0, *(new for _, new in spans)]).cumsum(0).int(),
         scale=scale,
+        options=options,
         expected=torch.cat(expected),
     )
 
 
-def _attend_densely(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend_densely(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, options: Options) -> torch.Tensor:
     """One query and one head at a time, in the dtype given: q [T, Hq, D]; k, v [n, Hkv, D] -> [T, Hq, D]."""
     tokens, heads, _ = q.shape
     length, kv_heads, _ = k.shape
+    k = k * _factor(options.get("k_scale"), k)
+    v = v * _factor(options.get("v_scale"), v)
+    sinks = options.get("sinks")
     out = torch.empty_like(q)
     for t in range(tokens):
-        visible = slice(0, length - tokens + t + 1)
+        end = length - tokens + t + 1
+        visible = slice(max(0, end - (options.get("window") or end)), end)
         for head in range(heads):
             kv_head = head // (heads // kv_heads)
-            weights = ((k[visible, kv_head] @ q[t, head]) * scale).softmax(dim=0)
-            out[t, head] = weights @ v[visible, kv_head]
+            scores = (k[visible, kv_head] @ q[t, head]) * scale
+            if (cap := options.get("soft_cap")) is not None:
+                scores = cap * (scores / cap).tanh()
+            peak = scores.max() if sinks is None else max(scores.max(), sinks[head].double())
+            weights = (scores - peak).exp()
+            total = weights.sum() + (0 if sinks is None else (sinks[head].double() - peak).exp())
+            out[t, head] = weights @ v[visible, kv_head] / total
     return out
+
+
+def _factor(head_scale: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    return torch.ones(1, 1, dtype=like.dtype) if head_scale is None else head_scale.to(like.dtype)[:, None]

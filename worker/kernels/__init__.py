@@ -13,13 +13,13 @@ Modules that need a compiler or Triton are imported when they are chosen, never 
 """
 
 import logging
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import torch
 
-from worker.kernels.arguments import check_batch
+from worker.kernels.arguments import Option, Options, check_batch
 
-__all__ = ["Attend", "check_batch", "choose"]
+__all__ = ["Attend", "Option", "Options", "check_batch", "choose"]
 
 log = logging.getLogger("octavo.worker")
 
@@ -36,6 +36,7 @@ class Attend(Protocol):
         lengths: torch.Tensor,
         query_starts: torch.Tensor,
         scale: float,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Attend every new token to its sequence's history and to the new tokens up to itself.
 
@@ -43,14 +44,17 @@ class Attend(Protocol):
         depend on its company in the batch, nor on what slots beyond its length hold.
 
         Args:
-            q: [T, Hq, D], the queries of sequence b in rows query_starts[b] to query_starts[b + 1].
-            k_pool: [N, Hkv, S, D]; any strides, but the elements of a head lie side by side.
+            q: [T, Hq, D] of float32, bfloat16 or float16, the queries of sequence b in rows query_starts[b] to
+                query_starts[b + 1].
+            k_pool: [N, Hkv, S, D] of those or of float8_e4m3fn or float8_e5m2; any strides, but the elements of a
+                head lie side by side.
             v_pool: [N, Hkv, S, D], likewise.
             tables: int32 [B, M]; entry i is the block of positions i * S to (i + 1) * S. Entries past a sequence's
                 length are not read.
             lengths: int32 [B], history and new tokens together; a sequence's queries are its last positions.
             query_starts: int32 [B + 1], from 0 to T; every sequence has at least one query.
             scale: factor of the scores, usually D ** -0.5.
+            **options: `window`, `soft_cap`, `sinks`, `k_scale`, `v_scale`; see `Options`.
 
         Returns:
             [T, Hq, D], contiguous, in q's dtype.
@@ -69,14 +73,19 @@ def choose(
     dtype: torch.dtype,
     head_dim: int,
     kv_dtype: torch.dtype | None = None,
+    options: frozenset[Option] = frozenset(),
 ) -> Attend:
-    """Pick the fastest implementation that takes such tensors here, and log which and why, once.
+    """Pick the fastest implementation that takes such calls here, and log which and why, once.
+
+    Every implementation says what it takes; the next in line is asked where it does not: native code, then torch, on
+    a CPU. A call that asks for more than was told here raises ValueError; none computes something else in silence.
 
     Args:
         device: where the pool lies.
         dtype: of the queries.
         head_dim: D.
         kv_dtype: of the pool; the queries' own by default.
+        options: those that any call will ask for.
     """
     if device.type == "cuda":
         from worker.kernels import paged_decode
@@ -86,15 +95,17 @@ def choose(
         from worker.kernels import reference
 
         return _announce(reference.attend, "reference", device, f"slower: no kernel is written for {device.type}")
-    return _choose_cpu(device, dtype, kv_dtype or dtype, head_dim)
+    return _choose_cpu(device, dtype, kv_dtype or dtype, head_dim, options)
 
 
-def _choose_cpu(device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> Attend:
+def _choose_cpu(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option]
+) -> Attend:
     from worker.kernels import native, torch_cpu
     from worker.kernels.native_build import NativeUnavailable
 
     try:
-        attend = native.load(dtype, kv_dtype, head_dim)
+        attend = native.load(dtype, kv_dtype, head_dim, options)
     except NativeUnavailable as unavailable:
         return _announce(torch_cpu.attend, "torch", device, f"slower than native: {unavailable}")
     return _announce(attend, "native", device, "compiled for this machine")

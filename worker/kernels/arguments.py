@@ -1,8 +1,43 @@
-"""What the arguments of an attention call must be to one another; messages name the tensor and both numbers."""
+"""What the arguments of an attention call must be to one another; messages name the tensor and both numbers.
+
+`check_arguments` is the first line of every implementation. It costs a few microseconds, since on a GPU no value is
+read: what `tables`, `lengths` and `query_starts` point to is checked on the CPU, and by `check_batch` once a step.
+"""
 
 from itertools import pairwise
+from typing import Literal, TypedDict, Unpack
 
 import torch
+
+QUERY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+POOL_DTYPES = (*QUERY_DTYPES, *FP8_DTYPES)
+
+
+class Options(TypedDict, total=False):
+    """What a call may ask for beside plain causal attention; None is as good as absent."""
+
+    window: int | None
+    """Positions that a query sees: itself and those just before it; all of its history by default."""
+    soft_cap: float | None
+    """c in c * tanh(score / c), applied to the scaled scores."""
+    sinks: torch.Tensor | None
+    """float32 [Hq]: one more score for every query of a head, whose value is zero."""
+    k_scale: torch.Tensor | None
+    """float32 [Hkv]: a key is what the pool holds times its head's scale."""
+    v_scale: torch.Tensor | None
+    """float32 [Hkv]: likewise."""
+
+
+Option = Literal["window", "soft_cap", "sinks", "scales"]
+"""What an implementation may lack; `scales` stands for `k_scale` and `v_scale`."""
+
+
+def options_of(options: Options) -> frozenset[Option]:
+    """The options that a call asks for."""
+    names: dict[str, Option] = {"window": "window", "soft_cap": "soft_cap", "sinks": "sinks"}
+    names |= {"k_scale": "scales", "v_scale": "scales"}
+    return frozenset(names[name] for name, value in options.items() if value is not None)
 
 
 def check_arguments(
@@ -12,13 +47,14 @@ def check_arguments(
     tables: torch.Tensor,
     lengths: torch.Tensor,
     query_starts: torch.Tensor,
+    **options: Unpack[Options],
 ) -> None:
     """`check_tensors`, and on the CPU, where reading values costs no stall, `check_batch`.
 
     Raises:
         ValueError: an argument does not fit the others.
     """
-    check_tensors(q, k_pool, v_pool, tables, lengths, query_starts)
+    check_tensors(q, k_pool, v_pool, tables, lengths, query_starts, **options)
     if q.device.type == "cpu":
         num_blocks, _, block_size, _ = k_pool.shape
         check_batch(tables, lengths, query_starts, tokens=q.shape[0], num_blocks=num_blocks, block_size=block_size)
@@ -31,16 +67,31 @@ def check_tensors(
     tables: torch.Tensor,
     lengths: torch.Tensor,
     query_starts: torch.Tensor,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Check ranks, shapes, dtypes, devices and strides: cheap enough for every call, since no value is read.
 
     Raises:
-        ValueError: two of them do not fit each other.
+        ValueError: two of them do not fit each other, or an option is out of its range.
     """
     _check_pools(q, k_pool, v_pool)
     _check_plan(tables, lengths, query_starts)
-    for name, tensor in (("k_pool", k_pool), ("tables", tables), ("lengths", lengths), ("query_starts", query_starts)):
-        if tensor.device != q.device:
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}, wanted at least 1: a query sees itself")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap is {soft_cap}, wanted more than 0")
+    kv_heads = k_pool.shape[1]
+    _check_per_head("sinks", sinks, q.shape[1])
+    _check_per_head("k_scale", k_scale, kv_heads)
+    _check_per_head("v_scale", v_scale, kv_heads)
+    others = {"k_pool": k_pool, "tables": tables, "lengths": lengths, "query_starts": query_starts}
+    for name, tensor in (others | {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}).items():
+        if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
 
 
@@ -49,6 +100,8 @@ def _check_pools(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) ->
     _check_rank("k_pool", k_pool, 4)
     if v_pool.shape != k_pool.shape or v_pool.dtype != k_pool.dtype or v_pool.device != k_pool.device:
         raise ValueError(f"v_pool is {_kind(v_pool)}, k_pool {_kind(k_pool)}")
+    _check_dtype("q", q, QUERY_DTYPES)
+    _check_dtype("k_pool", k_pool, POOL_DTYPES)
     if k_pool.shape[3] != q.shape[2]:
         raise ValueError(f"k_pool has heads of {k_pool.shape[3]} elements, q of {q.shape[2]}")
     if q.shape[1] % k_pool.shape[1]:
@@ -65,14 +118,28 @@ def _check_plan(tables: torch.Tensor, lengths: torch.Tensor, query_starts: torch
         if tensor.shape[0] != wanted:
             raise ValueError(f"{name} has {tensor.shape[0]} entries, wanted {wanted} for {sequences} rows of tables")
     for name, tensor in (("tables", tables), ("lengths", lengths), ("query_starts", query_starts)):
-        if tensor.dtype != torch.int32:
-            raise ValueError(f"{name} is {tensor.dtype}, wanted torch.int32")
+        _check_dtype(name, tensor, (torch.int32,))
         _check_last_axis(name, tensor)
+
+
+def _check_per_head(name: str, tensor: torch.Tensor | None, heads: int) -> None:
+    if tensor is None:
+        return
+    _check_rank(name, tensor, 1)
+    if tensor.shape[0] != heads:
+        raise ValueError(f"{name} has {tensor.shape[0]} entries, wanted one for each of {heads} heads")
+    _check_dtype(name, tensor, (torch.float32,))
+    _check_last_axis(name, tensor)
 
 
 def _check_rank(name: str, tensor: torch.Tensor, wanted: int) -> None:
     if tensor.dim() != wanted:
         raise ValueError(f"{name} has {tensor.dim()} axes, wanted {wanted}")
+
+
+def _check_dtype(name: str, tensor: torch.Tensor, wanted: tuple[torch.dtype, ...]) -> None:
+    if tensor.dtype not in wanted:
+        raise ValueError(f"{name} is {tensor.dtype}, wanted {' or '.join(map(str, wanted))}")
 
 
 def _check_last_axis(name: str, tensor: torch.Tensor) -> None:

@@ -6,15 +6,18 @@ It reads K and V where they lie and prefetches the next block, which makes it fa
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import Unpack
 
 import torch
 
 from worker.kernels import native_build
-from worker.kernels.arguments import check_arguments, check_tensors
+from worker.kernels.arguments import Option, Options, check_arguments, check_tensors, options_of
 from worker.kernels.native_build import NativeUnavailable
 
 SOURCE = Path(__file__).parent / "native" / "paged_attention.cpp"
 DTYPES = (torch.float32, torch.bfloat16)
+OPTIONS: frozenset[Option] = frozenset()
+"""What it does beside plain causal attention."""
 MAX_HEAD_DIM = 256
 
 _UNSOUND_BATCH, _OUT_OF_MEMORY = 1, 2
@@ -37,23 +40,29 @@ class _Arguments(ctypes.Structure):
     )
 
 
-def supports(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> str | None:
-    """None, or why the native code does not take such queries and pools. Any block size and any group will do."""
+def supports(
+    dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option] = frozenset()
+) -> str | None:
+    """None, or why the native code does not take such a call. Any block size and any group will do."""
     for name, given in (("queries", dtype), ("a pool", kv_dtype)):
         if given not in DTYPES:
             return f"{name} of {given}; it takes {DTYPES[0]} and {DTYPES[1]}"
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         return f"heads of {head_dim} elements; it takes multiples of 16 up to {MAX_HEAD_DIM}"
+    if lacking := sorted(options - OPTIONS):
+        return f"{', '.join(lacking)}; it does without"
     return None
 
 
-def load(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int) -> "NativeAttention":
+def load(
+    dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option] = frozenset()
+) -> "NativeAttention":
     """The native attention, compiled now if it never was on this machine.
 
     Raises:
-        NativeUnavailable: it does not take such tensors, or cannot be built here.
+        NativeUnavailable: it does not take such calls, or cannot be built here.
     """
-    if (reason := supports(dtype, kv_dtype, head_dim)) is not None:
+    if (reason := supports(dtype, kv_dtype, head_dim, options)) is not None:
         raise NativeUnavailable(reason)
     return _load()
 
@@ -81,10 +90,11 @@ class NativeAttention:
         lengths: torch.Tensor,
         query_starts: torch.Tensor,
         scale: float,
+        **options: Unpack[Options],
     ) -> torch.Tensor:
         """Attend: q [T, Hq, D]; k_pool, v_pool [N, Hkv, S, D]; tables [B, M] -> [T, Hq, D]. See `Attend`."""
-        check_tensors(q, k_pool, v_pool, tables, lengths, query_starts)
-        _check_support(q, k_pool)
+        check_tensors(q, k_pool, v_pool, tables, lengths, query_starts, **options)
+        _check_support(q, k_pool, options_of(options))
         out = torch.empty(q.shape, dtype=q.dtype)
         arguments = _Arguments(
             q=q.data_ptr(),
@@ -116,15 +126,15 @@ class NativeAttention:
         if outcome == _OUT_OF_MEMORY:
             raise MemoryError("no memory for the partial results of an attention call")
         if outcome == _UNSOUND_BATCH:
-            check_arguments(q, k_pool, v_pool, tables, lengths, query_starts)
+            check_arguments(q, k_pool, v_pool, tables, lengths, query_starts, **options)
             raise AssertionError("the native code refuses a batch that check_batch accepts")
         return out
 
 
-def _check_support(q: torch.Tensor, k_pool: torch.Tensor) -> None:
+def _check_support(q: torch.Tensor, k_pool: torch.Tensor, options: frozenset[Option]) -> None:
     if q.device.type != "cpu":
         raise ValueError(f"q is on {q.device}, the native code wants the CPU")
-    if (reason := supports(q.dtype, k_pool.dtype, q.shape[2])) is not None:
+    if (reason := supports(q.dtype, k_pool.dtype, q.shape[2], options)) is not None:
         raise ValueError(f"the native code got {reason}")
 
 

@@ -4,12 +4,14 @@ This module imports Triton: it is imported where a CUDA device is, or by tests t
 Chunks of several queries go through the plain torch reference.
 """
 
+from typing import Unpack
+
 import torch
 import triton
 import triton.language as tl
 
 from worker.kernels import reference
-from worker.kernels.arguments import check_arguments
+from worker.kernels.arguments import FP8_DTYPES, Options, check_arguments, options_of
 
 
 @triton.jit
@@ -122,12 +124,15 @@ def attend(
     lengths: torch.Tensor,
     query_starts: torch.Tensor,
     scale: float,
+    **options: Unpack[Options],
 ) -> torch.Tensor:
     """`worker.kernels.Attend`: decodes through the kernel, chunks of several queries through the reference.
 
     q [T, Hq, D]; k_pool, v_pool [N, Hkv, S, D]; tables [B, M]; lengths [B]; query_starts [B + 1] -> [T, Hq, D].
     """
-    check_arguments(q, k_pool, v_pool, tables, lengths, query_starts)
+    check_arguments(q, k_pool, v_pool, tables, lengths, query_starts, **options)
+    if options_of(options) or k_pool.dtype in FP8_DTYPES:
+        return reference.attend(q, k_pool, v_pool, tables, lengths, query_starts, scale, **options)
     if q.shape[0] == tables.shape[0]:  # every sequence has a query, so each has one: nothing is read back
         return decode(q, k_pool, v_pool, tables, lengths, scale)
     counts = query_starts.diff()
