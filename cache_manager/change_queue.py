@@ -61,18 +61,18 @@ class ChangeQueue:
         """Note changes of an open index, in order. `Cleared` ends it."""
         for change in changes:
             match change:
-                case Published(block_hash):
-                    self._note(index, block_hash, there=True)
-                case Evicted(block_hash):
-                    self._note(index, block_hash, there=False)
+                case Published(hashes):
+                    self._note(index, hashes, there=True)
+                case Evicted(hashes):
+                    self._note(index, hashes, there=False)
                 case Cleared():
                     self._end(index)
 
-    def _note(self, index: str, block_hash: BlockHash, *, there: bool) -> None:
+    def _note(self, index: str, hashes: Iterable[BlockHash], *, there: bool) -> None:
         if index in self._stale:
             return
         pending = self._pending.setdefault(index, {})
-        pending[index_member(block_hash)] = there
+        pending.update(dict.fromkeys(map(index_member, hashes), there))
         if len(pending) > self._max_pending:
             self._spoil(index)
         self._filled.set()

@@ -1,4 +1,4 @@
-"""The block-hash chain: what a block is called in the prefix index, here and in Redis.
+"""The block-hash chain: what a block is called wherever prefix indexes are spoken of, such as in Redis.
 
     hash of block i = sha256(hash of block i-1 ‖ its tokens as little-endian u32)
     hash of block -1 = root = sha256(every field that changes activations, each behind its length)

@@ -49,5 +49,5 @@ def index_key(worker: WorkerId, epoch: Epoch) -> str:
 
 
 def index_member(block_hash: BlockHash) -> bytes:
-    """What stands for a block in the SET; the manager compares the whole hash and the tokens on attach."""
+    """What stands for a block in the SET; the manager compares the tokens themselves on attach."""
     return block_hash[:MEMBER_BYTES]

@@ -11,7 +11,7 @@ taking a free block and evicting an old one are the same step, in constant time.
 objects cost as much and make the garbage collector stop for 0.1 s at a million blocks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from octavo.errors import PoolExhausted
@@ -19,7 +19,7 @@ from octavo.ids import BlockId
 
 
 class BlockPool:
-    """Allocates, shares and releases blocks. Knows nothing of sequences or hashes."""
+    """Allocates, shares and releases blocks, many in one call. Knows nothing of sequences or hashes."""
 
     def __init__(self, num_blocks: int) -> None:
         self._end = BlockId(num_blocks)
@@ -64,52 +64,64 @@ class BlockPool:
         """Whether the block was published since it was allocated."""
         return self._published[block]
 
-    def allocate(self) -> BlockId:
-        """Take the first free block. Whatever was published in it is lost: the caller takes it out of the index.
+    def allocate(self, count: int) -> list[BlockId]:
+        """Take the first free blocks. Whatever was published in them is lost: the caller takes it out of the index.
 
         Raises:
-            PoolExhausted: every block has a reference.
+            PoolExhausted: fewer than `count` have no reference; none was taken.
         """
-        end = self._end
-        block = self._next[end]
-        if block == end:
-            raise PoolExhausted("wanted 1 block, 0 available")
-        self._next[end] = after = self._next[block]
-        self._previous[after] = end
-        if self._published[block]:
-            self._published[block] = False
-            self._num_cached -= 1
-        self._references[block] = 1
-        self._num_held += 1
-        return block
+        if count > self.num_available:
+            raise PoolExhausted(f"wanted {count} blocks, {self.num_available} available")
+        following, references, published = self._next, self._references, self._published
+        blocks: list[BlockId] = []
+        place = self._end
+        for _ in range(count):
+            place = following[place]
+            blocks.append(place)
+            references[place] = 1
+            if published[place]:
+                published[place] = False
+                self._num_cached -= 1
+        self._join(self._end, following[place])
+        self._num_held += count
+        return blocks
 
-    def share(self, block: BlockId) -> None:
-        """Add a reference to a held or a published block."""
-        if self._references[block] == 0:
+    def share(self, blocks: Sequence[BlockId]) -> None:
+        """Add a reference to each of these held or published blocks."""
+        references = self._references
+        revived = [block for block in blocks if not references[block]]
+        for block in revived:
             assert self._published[block], f"block {block} is free: nobody may share it"
-            self._unlink(block)
-            self._num_cached -= 1
-            self._num_held += 1
-        self._references[block] += 1
+            self._join(self._previous[block], self._next[block])
+        for block in blocks:
+            references[block] += 1
+        self._num_held += len(revived)
+        self._num_cached -= len(revived)
 
-    def release(self, block: BlockId) -> None:
-        """Take a reference away. The last one returns the block to the free list."""
-        left = self._references[block] - 1
-        assert left >= 0, f"block {block} is released without a reference"
-        self._references[block] = left
-        if left:
-            return
-        self._num_held -= 1
-        if self._published[block]:
-            self._num_cached += 1
-            self._link(block, after=self._previous[self._end])
-        else:
-            self._link(block, after=self._end)
+    def release(self, blocks: Iterable[BlockId]) -> None:
+        """Take a reference away from each block. Without one, it returns to the free list.
 
-    def publish(self, block: BlockId) -> None:
-        """Note that the block can be found: worth keeping when its last owner leaves."""
-        assert self._references[block] > 0, f"block {block} is published without an owner"
-        self._published[block] = True
+        Published ones are evicted in the order in which they are given here.
+        """
+        references, published = self._references, self._published
+        kept: list[BlockId] = []
+        unpublished: list[BlockId] = []
+        for block in blocks:
+            left = references[block] - 1
+            assert left >= 0, f"block {block} is released without a reference"
+            references[block] = left
+            if not left:
+                (kept if published[block] else unpublished).append(block)
+        self._link(kept, after=self._previous[self._end])
+        self._link(reversed(unpublished), after=self._end)
+        self._num_held -= len(kept) + len(unpublished)
+        self._num_cached += len(kept)
+
+    def publish(self, blocks: Iterable[BlockId]) -> None:
+        """Note that these blocks can be found: worth keeping when their last owner leaves."""
+        for block in blocks:
+            assert self._references[block] > 0, f"block {block} is published without an owner"
+            self._published[block] = True
 
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without a reference, the next to be allocated first."""
@@ -151,11 +163,16 @@ class BlockPool:
             ring.append(at)
         return ring
 
-    def _link(self, block: BlockId, *, after: BlockId) -> None:
-        before = self._next[after]
-        self._next[after] = self._previous[before] = block
-        self._previous[block], self._next[block] = after, before
+    def _link(self, blocks: Iterable[BlockId], *, after: BlockId) -> None:
+        """Put blocks into the free list, in this order, behind one place of it."""
+        following, previous = self._next, self._previous
+        behind = following[after]
+        place = after
+        for block in blocks:
+            following[place] = block
+            previous[block] = place
+            place = block
+        self._join(place, behind)
 
-    def _unlink(self, block: BlockId) -> None:
-        before, after = self._previous[block], self._next[block]
+    def _join(self, before: BlockId, after: BlockId) -> None:
         self._next[before], self._previous[after] = after, before

@@ -1,25 +1,22 @@
-"""Values that the books hand out: what happened to the prefix index, and how often.
-
-Two are made for each block that a request takes, so those are not frozen, which would triple what making them costs.
-"""
+"""Values that the books hand out: what happened to the prefix index, and how often."""
 
 from dataclasses import dataclass
 
 from octavo.ids import BlockHash
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Published:
-    """A full block can be found from now on."""
+    """Full blocks that can be found from now on, parents first."""
 
-    block_hash: BlockHash
+    hashes: tuple[BlockHash, ...]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Evicted:
-    """A published block was dropped, because its memory went to somebody else."""
+    """Published blocks that were dropped, because their memory went to somebody else."""
 
-    block_hash: BlockHash
+    hashes: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +46,3 @@ class LedgerStats:
     """Full blocks given back because an equal one was published first."""
     evicted_blocks: int = 0
     copied_blocks: int = 0
-    collisions: int = 0
-    """Look-ups and publications that met another block under their key."""

@@ -116,7 +116,7 @@ class Ledger:
 
     def stats(self) -> LedgerStats:
         """What happened since the books were opened."""
-        return replace(self._stats, collisions=self._index.collisions)
+        return replace(self._stats)
 
     def take_changes(self) -> tuple[Change, ...]:
         """What was published and evicted since the last call, in order."""
@@ -258,19 +258,17 @@ class Ledger:
     def _attach(self, attach: Attach) -> int | WaitFor:
         sequence, tokens, size = attach.sequence, attach.tokens, self.spec.block_size
         root, raw, limit = self._root(attach.scope), token_bytes(tokens), hit_candidates(len(tokens), size)
-        hits = self._index.longest_prefix(root, raw, limit)
+        hits, missing = self._index.longest_prefix(root, raw, limit)
         reused = len(hits) * size
         committed = array("I", tokens[:reused])
         table = BlockTable(size, root, hits, committed, reserved=reused, room=reused, published=len(hits))
-        missing = self._flights.next_block(table, raw)
-        leader = self._flights.leader(missing) if len(hits) < limit else None
-        if leader is not None:
+        if missing is not None and len(hits) < limit and (leader := self._flights.leader(missing)) is not None:
             self._stats.waits += 1
             return WaitFor(leader)
-        for block in hits:
-            self._pool.share(block)
+        self._pool.share(hits)
         self._tables[sequence] = table
-        self._flights.begin(sequence, raw, missing)
+        if missing is not None:
+            self._flights.begin(sequence, raw, missing)
         self._tell_from(sequence, 0)
         self._stats.attached_sequences += 1
         self._stats.attached_tokens += len(tokens)
@@ -294,7 +292,7 @@ class Ledger:
             self._copy_tail(sequence, table)
         if missing:
             self._tell_from(sequence, len(table.blocks))
-            table.blocks.extend([self._allocate() for _ in range(missing)])
+            table.blocks += self._allocate(missing)
         table.room = len(table.blocks) * table.block_size
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
@@ -305,9 +303,9 @@ class Ledger:
 
     def _copy_tail(self, sequence: SequenceId, table: BlockTable) -> None:
         index = table.full_blocks
-        shared, private = table.blocks[index], self._allocate()
+        shared, (private,) = table.blocks[index], self._allocate(1)
         table.blocks[index] = private
-        self._pool.release(shared)
+        self._pool.release((shared,))
         self._copies.append(BlockCopy(shared, private))
         self._tell_from(sequence, index)
         self._stats.copied_blocks += 1
@@ -322,28 +320,29 @@ class Ledger:
             self._flights.advance(sequence, table)
 
     def _publish(self, sequence: SequenceId, table: BlockTable, full: int) -> None:
-        """Publish the blocks up to `full`, or up to a collision: one block after it would leave a hole."""
+        """Publish the blocks up to `full`."""
         first = table.published
-        for index, tokens in enumerate(table.block_tokens(first, full), start=first):
-            block = table.blocks[index]
-            canonical = self._index.offer(block, table.before(index), tokens)
-            if canonical is None:
-                return
-            table.published = index + 1
-            if canonical == block:
-                self._pool.publish(block)
-                self._changes.append(Published(self._index.hash_of(block)))
-                self._stats.published_blocks += 1
-            else:
-                self._merge(sequence, table, index, canonical)
+        blocks = table.blocks[first:full]
+        settled = self._index.offer(blocks, table.before(first), table.block_tokens(first, full))
+        table.published = full
+        new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
+        if new:
+            self._pool.publish(new)
+            self._changes.append(Published(tuple(map(self._index.hash_of, new))))
+            self._stats.published_blocks += len(new)
+        if len(new) < len(settled):
+            self._merge(sequence, table, first, settled)
 
-    def _merge(self, sequence: SequenceId, table: BlockTable, index: int, canonical: BlockId) -> None:
-        """Take the equal block that was published first, and give the own one back."""
-        self._pool.share(canonical)
-        self._pool.release(table.blocks[index])
-        table.blocks[index] = canonical
-        self._tell_from(sequence, index)
-        self._stats.merged_blocks += 1
+    def _merge(self, sequence: SequenceId, table: BlockTable, first: int, settled: Sequence[BlockId]) -> None:
+        """Take the equal blocks that were published first, and give the own ones back."""
+        for index, canonical in enumerate(settled, start=first):
+            own = table.blocks[index]
+            if own != canonical:
+                self._pool.share((canonical,))
+                self._pool.release((own,))
+                table.blocks[index] = canonical
+                self._tell_from(sequence, index)
+                self._stats.merged_blocks += 1
 
     def _fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
         table = self._tables[parent]
@@ -355,8 +354,7 @@ class Ledger:
         if branch.has_tail:
             table.reserved = table.room = table.length
         for child in children:
-            for block in branch.blocks:
-                self._pool.share(block)
+            self._pool.share(branch.blocks)
             self._tables[child] = own = branch.fork()
             self._tell_from(child, 0)
             self._reserve(child, own, reserve)
@@ -372,16 +370,15 @@ class Ledger:
 
     def _release(self, blocks: Sequence[BlockId]) -> None:
         """Give references back, the tail's first."""
-        for block in reversed(blocks):
-            self._pool.release(block)
+        self._pool.release(reversed(blocks))
 
-    def _allocate(self) -> BlockId:
-        block = self._pool.allocate()
-        evicted = self._index.forget(block)
-        if evicted is not None:
+    def _allocate(self, count: int) -> list[BlockId]:
+        blocks = self._pool.allocate(count)
+        evicted = self._index.forget(blocks)
+        if evicted:
             self._changes.append(Evicted(evicted))
-            self._stats.evicted_blocks += 1
-        return block
+            self._stats.evicted_blocks += len(evicted)
+        return blocks
 
     def _require_available(self, wanted: int) -> None:
         if wanted > self._pool.num_available:

@@ -1,39 +1,39 @@
 """Which published block holds which tokens after which prefix.
 
-A block is looked up by the first 16 bytes of its hash, as in Redis. A hit is believed only when the whole hash and the
-block's tokens agree; otherwise two blocks share a key, the one that came first keeps it, and the other is a miss that
-is counted. So a collision costs a prefill and never gives wrong text.
+A block is found by its place: the block before it and its own tokens, both compared whole. So a look-up computes no
+hash, and a hit is right whatever hashes do. The hash of a block is its name outside of these books, in Redis and in the
+gateways, and is computed once, when the block is published.
 
 Invariants:
 - A published block's hash is that of its parent (the block before it, or its chain's root) followed by its tokens.
 - The parent of a published block is published: no chain has a hole.
+- No two blocks are published in one place.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from octavo.hashing import TOKEN_BYTES
 from octavo.ids import BlockHash, BlockId
-from octavo.index_schema import MEMBER_BYTES
 
 Parent = BlockId | BlockHash
 """What stands before a block: a published block, or the root of its chain."""
+
+Place = tuple[Parent, bytes]
+"""What stands before a block, and the block's tokens as they are hashed. Means nothing once the parent is evicted."""
 
 NextHash = Callable[[bytes, bytes], BlockHash]
 """(parent's hash, tokens) -> hash: `octavo.hashing.next_hash`."""
 
 
 class PrefixIndex:
-    """Block hash -> block, for one worker."""
+    """Place -> block, for one worker."""
 
     def __init__(self, num_blocks: int, block_size: int, next_hash: NextHash) -> None:
         self._block_bytes = TOKEN_BYTES * block_size
         self._next_hash = next_hash
-        self._blocks: dict[bytes, BlockId] = {}
+        self._blocks: dict[Place, BlockId] = {}
+        self._places: list[Place | None] = [None] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self._tokens = [b""] * num_blocks
-        self._parents: list[Parent] = [BlockId(0)] * num_blocks
-        self.collisions = 0
-        """Look-ups and offers that met another block under their key."""
 
     def __len__(self) -> int:
         """Published blocks."""
@@ -55,77 +55,75 @@ class PrefixIndex:
 
     def block_before(self, block: BlockId) -> BlockId | None:
         """The parent of a published block; None for the first of a chain."""
-        parent = self._parents[block]
+        place = self._places[block]
+        assert place is not None, f"block {block} is not published"
+        parent, _ = place
         return parent if isinstance(parent, int) else None
 
-    def longest_prefix(self, root: BlockHash, tokens: bytes, limit: int) -> list[BlockId]:
-        """Published blocks that hold the leading blocks of `tokens`, at most `limit` of them."""
-        hits: list[BlockId] = []
-        width, next_hash, blocks = self._block_bytes, self._next_hash, self._blocks
-        parent_hash = root
-        for start in range(0, limit * width, width):
-            chunk = tokens[start : start + width]
-            parent_hash = next_hash(parent_hash, chunk)
-            block = blocks.get(parent_hash[:MEMBER_BYTES])
-            if block is None or not self._holds(block, parent_hash, chunk):
-                break
-            hits.append(block)
-        return hits
+    def is_vacant(self, place: Place) -> bool:
+        """Whether no block is published there."""
+        return place not in self._blocks
 
-    def hash_after(self, parent: Parent, tokens: bytes) -> BlockHash:
-        """The hash of the block that holds `tokens` after `parent`."""
-        return self._next_hash(self._hash_before(parent), tokens)
-
-    def is_vacant(self, block_hash: BlockHash) -> bool:
-        """Whether a block could be published under this hash: its key is not in use."""
-        return block_hash[:MEMBER_BYTES] not in self._blocks
-
-    def offer(self, block: BlockId, parent: Parent, tokens: bytes) -> BlockId | None:
-        """Publish a full block, unless its place is taken.
+    def longest_prefix(self, root: BlockHash, tokens: bytes, limit: int) -> tuple[list[BlockId], Place | None]:
+        """Published blocks that hold the leading blocks of `tokens`, at most `limit` of them.
 
         Returns:
-            `block` when it is published now; the block to use in its stead when an equal one was published before;
-            None when the key belongs to other tokens, so that neither this block nor any after it can be published.
+            These blocks, and the place of the block after them; None if the rest of the tokens fills none.
         """
-        parent_hash = self._hashes[parent] if isinstance(parent, int) else parent
-        assert parent_hash is not None, f"block {parent}, the parent of block {block}, is not published"
-        block_hash = self._next_hash(parent_hash, tokens)
-        known = self._blocks.setdefault(block_hash[:MEMBER_BYTES], block)
-        if known != block:
-            return known if self._holds(known, block_hash, tokens) else None
-        self._hashes[block] = block_hash
-        self._tokens[block] = tokens
-        self._parents[block] = parent
-        return block
+        hits: list[BlockId] = []
+        width, find = self._block_bytes, self._blocks.get
+        parent: Parent = root
+        for start in range(0, len(tokens) - width + 1, width):
+            place = (parent, tokens[start : start + width])
+            block = find(place) if len(hits) < limit else None
+            if block is None:
+                return hits, place
+            hits.append(block)
+            parent = block
+        return hits, None
 
-    def forget(self, block: BlockId) -> BlockHash | None:
-        """Drop what is published in a block. Returns its hash, or None if there was nothing."""
-        block_hash = self._hashes[block]
-        if block_hash is not None:
-            del self._blocks[block_hash[:MEMBER_BYTES]]
-            self._hashes[block] = None
-        return block_hash
+    def offer(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> list[BlockId]:
+        """Publish full blocks that follow one another after `parent`, each unless its place is taken.
+
+        Returns:
+            For each block itself, which is published now, or the equal one that was published there before.
+        """
+        settled: list[BlockId] = []
+        parent_hash = self._hash_before(parent)
+        for block, chunk in zip(blocks, tokens, strict=True):
+            place = (parent, chunk)
+            parent = self._blocks.setdefault(place, block)
+            if parent == block:
+                self._places[block] = place
+                self._hashes[block] = parent_hash = self._next_hash(parent_hash, chunk)
+            else:
+                parent_hash = self.hash_of(parent)
+            settled.append(parent)
+        return settled
+
+    def forget(self, blocks: Iterable[BlockId]) -> tuple[BlockHash, ...]:
+        """Drop what is published in these blocks. Returns the hashes of those in which something was."""
+        forgotten: list[BlockHash] = []
+        for block in blocks:
+            place, block_hash = self._places[block], self._hashes[block]
+            if place is not None and block_hash is not None:
+                self._places[block] = self._hashes[block] = None
+                del self._blocks[place]
+                forgotten.append(block_hash)
+        return tuple(forgotten)
 
     def violations(self) -> Iterator[str]:
         """What is wrong with the index."""
-        published = [BlockId(block) for block, block_hash in enumerate(self._hashes) if block_hash is not None]
-        if len(published) != len(self._blocks):
-            yield f"{len(published)} blocks have a hash, {len(self._blocks)} have a key"
-        for block in published:
-            if self._blocks.get(self.hash_of(block)[:MEMBER_BYTES]) != block:
-                yield f"block {block} is not found under its own key"
-            before = self.block_before(block)
-            if before is not None and before not in self:
-                yield f"block {block} is published, block {before} before it is not"
-            elif self._next_hash(self._hash_before(self._parents[block]), self._tokens[block]) != self.hash_of(block):
+        places = {BlockId(block): place for block, place in enumerate(self._places) if place is not None}
+        if len(places) != len(self._blocks):
+            yield f"{len(places)} blocks have a place, {len(self._blocks)} are found"
+        for block, (parent, tokens) in places.items():
+            if self._blocks.get((parent, tokens)) != block:
+                yield f"block {block} is not found in its own place"
+            if isinstance(parent, int) and parent not in self:
+                yield f"block {block} is published, block {parent} before it is not"
+            elif self._next_hash(self._hash_before(parent), tokens) != self._hashes[block]:
                 yield f"block {block} is published under a hash that is not its own"
 
     def _hash_before(self, parent: Parent) -> BlockHash:
         return self.hash_of(parent) if isinstance(parent, int) else parent
-
-    def _holds(self, block: BlockId, block_hash: BlockHash, tokens: bytes) -> bool:
-        """Whether a block found by its key is the one that was meant."""
-        if self._hashes[block] == block_hash and self._tokens[block] == tokens:
-            return True
-        self.collisions += 1
-        return False

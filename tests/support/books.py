@@ -6,8 +6,7 @@ from functools import _lru_cache_wrapper
 from typing import Any
 
 from cache_manager.core.ledger import Ledger
-from octavo.hashing import next_hash
-from octavo.ids import BlockHash, Epoch, SequenceId
+from octavo.ids import Epoch, SequenceId
 from octavo.records import Attach, Commit, Exchange, Fork, Grant, PoolSpec, Reservation, Scope, Truncation
 
 EPOCH = Epoch(1)
@@ -32,11 +31,6 @@ def pool_spec(**fields: Any) -> PoolSpec:
 def open_ledger(**fields: Any) -> Ledger:
     """The books of an empty pool."""
     return Ledger(pool_spec(**fields), EPOCH)
-
-
-def colliding_hash(parent: bytes, tokens: bytes) -> BlockHash:
-    """As next_hash, but the 16 bytes that serve as the key only tell the last digit of the block's first token."""
-    return BlockHash(bytes([tokens[0] % 10]) + bytes(15) + next_hash(parent, tokens)[16:])
 
 
 def tokens_of(start: int, count: int) -> list[int]:

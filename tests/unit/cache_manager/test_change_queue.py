@@ -28,7 +28,7 @@ def test_an_index_is_copied_when_it_begins() -> None:
 
 def test_a_batch_holds_what_was_published_and_evicted() -> None:
     queue = opened("w")
-    queue.put("w", [Published(A), Evicted(B)])
+    queue.put("w", [Published((A,)), Evicted((B,))])
     batch = queue.take()
     assert batch.updates == {"w": {KEY_A: True, KEY_B: False}}
     assert (batch.stale, batch.ended) == ([], [])
@@ -36,21 +36,21 @@ def test_a_batch_holds_what_was_published_and_evicted() -> None:
 
 def test_a_batch_is_given_once() -> None:
     queue = opened("w")
-    queue.put("w", [Published(A)])
+    queue.put("w", [Published((A,))])
     queue.take()
     assert queue.take().updates == {}
 
 
 def test_the_last_word_on_a_block_counts() -> None:
     queue = opened("w")
-    queue.put("w", [Published(A), Evicted(A)])
-    queue.put("w", [Published(B), Evicted(B), Published(B)])
+    queue.put("w", [Published((A,)), Evicted((A,))])
+    queue.put("w", [Published((B,)), Evicted((B,)), Published((B,))])
     assert queue.take().updates == {"w": {KEY_A: False, KEY_B: True}}
 
 
 def test_what_is_not_open_has_nothing() -> None:
     queue = opened("w")
-    queue.put("w", [Published(A), Cleared()])
+    queue.put("w", [Published((A,)), Cleared()])
     batch = queue.take()
     assert (batch.updates, batch.ended) == ({}, ["w"])
     assert list(queue.open_indexes()) == []
@@ -59,8 +59,8 @@ def test_what_is_not_open_has_nothing() -> None:
 
 def test_too_many_changes_make_an_index_stale_and_no_other() -> None:
     queue = opened("busy", "calm", max_pending=3)
-    queue.put("busy", [Published(BlockHash(bytes([n]) * 32)) for n in range(10)])
-    queue.put("calm", [Published(A)])
+    queue.put("busy", [Published((BlockHash(bytes([n]) * 32),)) for n in range(10)])
+    queue.put("calm", [Published((A,))])
     batch = queue.take()
     assert batch.stale == ["busy"]
     assert batch.updates == {"calm": {KEY_A: True}}
@@ -70,9 +70,9 @@ def test_too_many_changes_make_an_index_stale_and_no_other() -> None:
 def test_changes_of_a_stale_index_are_not_kept_until_it_is_taken() -> None:
     queue = opened("w")
     queue.spoil(["w"])
-    queue.put("w", [Published(A)])
+    queue.put("w", [Published((A,))])
     assert queue.take().updates == {}
-    queue.put("w", [Published(B)])
+    queue.put("w", [Published((B,))])
     assert queue.take().updates == {"w": {KEY_B: True}}
 
 
@@ -104,5 +104,5 @@ async def test_a_reader_waits_until_there_is_something() -> None:
     reader = asyncio.create_task(queue.wait())
     await asyncio.sleep(0)
     assert not reader.done()
-    queue.put("w", [Published(A)])
+    queue.put("w", [Published((A,))])
     await reader

@@ -14,9 +14,9 @@ from cache_manager.core.changes import Evicted, Published
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
-from octavo.hashing import block_hashes, next_hash
+from octavo.hashing import block_hashes
 from octavo.records import Scope
-from tests.support.books import EPOCH, colliding_hash, exchange, idle, pool_spec, state_of
+from tests.support.books import EPOCH, exchange, idle, pool_spec, state_of
 
 SALTS = st.sampled_from([b"", b"tenant"])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
@@ -48,15 +48,11 @@ PICK = st.integers(0, 3)
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    next_hash = staticmethod(next_hash)
-    exact = True
-    """Whether a hit is as long as whole prefixes say; not so when keys collide."""
-
     @initialize(block_size=st.integers(1, 4), num_blocks=st.integers(2, 8))
     def open(self, block_size, num_blocks):
         self.size = block_size
         self.spec = pool_spec(block_size=block_size, num_blocks=num_blocks, vocab_size=10)
-        self.ledger = Ledger(self.spec, EPOCH, next_hash=self.next_hash)
+        self.ledger = Ledger(self.spec, EPOCH)
         self.memory = [[None] * block_size for _ in range(num_blocks)]
         self.tables = {}
         self.lives = {}
@@ -164,11 +160,10 @@ class LedgerMachine(RuleBasedStateMachine):
             assert all(after[kept] == before[kept] for kept in ("_pool", "_tables", "_untold", "_copies", "_changes"))
             self.waited_for = answer.leader
             leader = self.lives[answer.leader]
-            assert leader.leads == self.missing(salt, tokens) if self.exact else leader.salt == salt
+            assert leader.leads == self.missing(salt, tokens)
             return sequence
-        if self.exact:
-            assert answer == self.longest_published(salt, tokens)
-            assert not any(life.leads == self.missing(salt, tokens) for life in self.lives.values() if life.leads)
+        assert answer == self.longest_published(salt, tokens)
+        assert not any(life.leads == self.missing(salt, tokens) for life in self.lives.values() if life.leads)
         assert answer < len(tokens)
         self.lives[sequence] = Life(salt, tokens, answer)
         self.lives[sequence].prompt = tokens
@@ -281,8 +276,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def follow_changes(self):
         for change in self.ledger.take_changes():
-            if self.exact:
-                salt, prefix = self.prefixes[change.block_hash]
+            for salt, prefix in map(self.prefixes.__getitem__, change.hashes):
                 if isinstance(change, Published):
                     assert (salt, prefix) not in self.published
                     self.published.add((salt, prefix))
@@ -291,12 +285,4 @@ class LedgerMachine(RuleBasedStateMachine):
                     self.published.remove((salt, prefix))
 
 
-class CollidingLedgerMachine(LedgerMachine):
-    """The same when most keys collide: fewer hits, never a wrong one."""
-
-    next_hash = staticmethod(colliding_hash)
-    exact = False
-
-
 TestLedgerMachine = LedgerMachine.TestCase
-TestCollidingLedgerMachine = CollidingLedgerMachine.TestCase

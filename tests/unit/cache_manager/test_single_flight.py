@@ -2,18 +2,13 @@
 
 import pytest
 
-from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.ids import SequenceId
 from octavo.records import Scope
 from tests.support.books import (
-    EPOCH,
     append,
-    colliding_hash,
-    compute,
     exchange,
     open_ledger,
-    pool_spec,
     tokens_of,
 )
 
@@ -135,23 +130,3 @@ def test_nobody_waits_for_a_sequence_that_writes_something_else_than_its_prompt(
     ledger.attach(A, tokens_of(0, 13))
     append(ledger, A, tokens_of(500, SIZE))
     assert ledger.attach(B, tokens_of(0, 13)) == 0
-
-
-def test_nobody_waits_for_blocks_that_a_collision_keeps_from_being_published():
-    ledger = Ledger(pool_spec(block_size=1), EPOCH, next_hash=colliding_hash)
-    prompt = [5, 6, 15, 7, 8]
-    ledger.attach(A, prompt)
-    append(ledger, A, prompt[:2])
-    assert ledger.attach(B, prompt) == 2  # 15 has the key of 5, so that it cannot be published is known
-    compute(ledger, C, [9])
-    ledger.check()
-
-
-def test_a_collision_that_comes_up_meanwhile_ends_the_wait():
-    ledger = Ledger(pool_spec(block_size=1), EPOCH, next_hash=colliding_hash)
-    ledger.attach(A, [6, 7, 8])
-    assert ledger.attach(B, [6, 7, 8]) == WaitFor(A)
-    compute(ledger, C, [16])
-    append(ledger, A, [6])
-    assert ledger.attach(B, [6, 7, 8]) == ledger.attach(D, [6, 7, 8]) == 0
-    ledger.check()

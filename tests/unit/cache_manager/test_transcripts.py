@@ -59,7 +59,7 @@ class Player:
             lines = [f"{type(error).__name__}: {with_letters(str(error))}"]
         self.ledger.check()
         audit = self.ledger.audit()
-        lines += [self.change(change) for change in self.ledger.take_changes()]
+        lines += [line for change in self.ledger.take_changes() for line in self.change(change)]
         return "\n".join([*lines, f"{audit.free_blocks} free, {audit.cached_blocks} cached, {audit.held_blocks} held"])
 
     def play(self, command: str) -> list[str]:
@@ -123,9 +123,9 @@ class Player:
         self.block_tokens[block_hash] = " ".join(map(str, memoryview(tokens).cast("I")))
         return block_hash
 
-    def change(self, change: Change) -> str:
+    def change(self, change: Change) -> list[str]:
         verb = "published" if isinstance(change, Published) else "evicted"
-        return f"{verb} [{self.block_tokens[change.block_hash]}]"
+        return [f"{verb} [{self.block_tokens[block_hash]}]" for block_hash in change.hashes]
 
 
 def parse(line: str):
