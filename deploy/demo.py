@@ -21,6 +21,7 @@ from gateway.client import Client
 from gateway.core.events import Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt
 from octavo.commands.console import CommandFailed, out
+from octavo.commands.key import api_key
 from octavo.commands.model import fetch_model
 
 WORKERS = 2
@@ -90,7 +91,7 @@ async def _run(model: str) -> None:
         took = time.monotonic() - began
         out.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
         with _doing("visiting"):
-            async with Client(cluster.address) as client:
+            async with Client(cluster.address, api_key=api_key()) as client:
                 story = await visit(client)
     finally:
         with _doing("stopping"):

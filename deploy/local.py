@@ -26,7 +26,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import octavo
 from deploy.process import LOOPBACK, OnLine, Process, StartFailed, how_it_ended, log_event
 from deploy.redis_binary import redis_command
+from octavo.errors import Unauthenticated
 from octavo.service import open_channel
+from octavo.status import translated
+from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 
 START_SECONDS = 300.0
@@ -72,6 +75,7 @@ class Cluster:
         """
         assert workers > 0, f"workers: {workers}, wanted at least 1"
         shared = _environment(env or {}, workers)
+        self._credentials = credentials(shared.get("OCTAVO_API_KEY"))
         grace = {"OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}"}
         self._stop_seconds = grace_seconds + _KILL_AFTER_SECONDS
         self._on_line = on_line
@@ -134,12 +138,25 @@ class Cluster:
         await self.gateway.or_fail(self.until_fleet_is_whole())
 
     async def until_fleet_is_whole(self) -> None:
-        """Return when the gateway sees every worker. Has no bound of its own."""
+        """Return when the gateway sees every worker. Has no bound of its own.
+
+        Raises:
+            StartFailed: it has a tenants file, and OCTAVO_API_KEY holds no key of it.
+        """
         async with open_channel(self.address) as channel:
             gateway = gateway_pb2_grpc.InferenceStub(channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
-                    fleet = await gateway.GetFleet(gateway_pb2.GetFleetRequest(), timeout=2.0, wait_for_ready=True)
+                    try:
+                        with translated():
+                            fleet = await gateway.GetFleet(
+                                gateway_pb2.GetFleetRequest(),
+                                timeout=2.0,
+                                wait_for_ready=True,
+                                metadata=self._credentials,
+                            )
+                    except Unauthenticated as error:
+                        raise StartFailed(f"the gateway wants a key of its tenants file: {error}") from error
                     if len(fleet.workers) >= len(self.workers):
                         return
                 await asyncio.sleep(_POLL_SECONDS)

@@ -13,6 +13,7 @@ from gateway.fleet_watch import watch
 from gateway.prefix_lookup import RedisLookup
 from gateway.servicer import SERVICE_NAME, InferenceServicer
 from gateway.settings import GatewaySettings
+from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
 from octavo import models, settings, telemetry
@@ -30,17 +31,19 @@ nobody waits for the gateway while it reads something that is far too long."""
 async def serve(config: GatewaySettings) -> None:
     """Serve until asked to stop, then finish what runs. Ready once the fleet is known, be it empty."""
     served = model_of(config)
+    tenancy = Tenancy(config.tenants_file, config.salt_secret.get_secret_value())
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
     service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
     try:
         async with Workers() as workers, asyncio.TaskGroup() as tasks:
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
-            add_InferenceServicer_to_server(InferenceServicer(dispatcher), service.server)
+            add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy), service.server)
             await service.start(ready=False)
             background = [
                 tasks.create_task(keep_watching(config.cache_manager, dispatcher, service)),
                 tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
+                tasks.create_task(tenancy.keep_looking()),
             ]
             await service.until_asked_to_stop()
             dispatcher.drain()
@@ -96,7 +99,7 @@ def main() -> None:
     telemetry.configure("gateway", config.log_level)
     try:
         run(serve(config))
-    except (FileNotFoundError, ValueError) as failure:  # said in one line; others are bugs
+    except (OSError, ValueError) as failure:  # said in one line; others are bugs
         log.error("cannot_serve", extra={"reason": str(failure)})
         sys.exit(1)
 

@@ -24,6 +24,7 @@ from octavo.ids import WorkerId
 from octavo.records import FinishReason
 from octavo.service import CHANNEL_OPTIONS, open_channel
 from octavo.status import error_from
+from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from octavo.wire import finish_reason_from_wire, index_state_from_wire
@@ -59,9 +60,13 @@ class Completion:
 class Client:
     """A connection to one gateway, for asyncio. Any number of requests may share it."""
 
-    def __init__(self, address: str) -> None:
-        """Talk to the gateway at `address` (host:port); it is reached at the first request."""
+    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+        """Talk to the gateway at `address` (host:port); it is reached at the first request.
+
+        `api_key` is shown with every request, where the gateway knows its tenants by their keys.
+        """
         self._address = address
+        self._metadata = credentials(api_key)
         self._channel = open_channel(address)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
@@ -90,7 +95,7 @@ class Client:
             ConnectionError: the gateway cannot be reached, or went away.
         """
         with _failures_of(self._address):
-            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds)
+            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds, metadata=self._metadata)
             try:
                 async for reply in call:
                     yield event_from_wire(reply)
@@ -105,9 +110,10 @@ class Client:
 class SyncClient:
     """A connection to one gateway, without asyncio. Any number of threads may share it."""
 
-    def __init__(self, address: str) -> None:
-        """Talk to the gateway at `address` (host:port); it is reached at the first request."""
+    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+        """See Client."""
         self._address = address
+        self._metadata = credentials(api_key)
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
@@ -126,7 +132,7 @@ class SyncClient:
     def generate(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Generator[Event]:
         """See Client.generate; leaving the loop early cancels the request when the generator is closed."""
         with _failures_of(self._address):
-            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds)
+            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds, metadata=self._metadata)
             try:
                 for reply in call:
                     yield event_from_wire(reply)

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
+from gateway.core.account import OPEN, Account
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.fleet import Fleet, ReservationId, WorkerEpoch
 from gateway.core.in_flight import PromptBlocks
@@ -149,12 +150,15 @@ class Dispatcher:
 
     # ---- one request -----------------------------------------------------------------------------------------
 
-    async def generate(self, request: Generation, seconds_left: float | None) -> AsyncGenerator[Event]:
+    async def generate(
+        self, request: Generation, seconds_left: float | None, account: Account = OPEN
+    ) -> AsyncGenerator[Event]:
         """Serve one request; closing the generator, or cancelling its task, ends the work for it everywhere.
 
         Args:
             request: as the client sent it.
             seconds_left: until the client's deadline; None if it named none.
+            account: on whose account it runs.
 
         Raises:
             InvalidRequest: the request cannot be served as it is.
@@ -172,7 +176,7 @@ class Dispatcher:
         try:
             if self._draining:
                 raise Draining("this gateway finishes what it has and takes nothing new")
-            job = await self._intake.job(request, arrived, seconds_left)
+            job = await self._intake.job(request, account, arrived, seconds_left)
             async with self._door.place(job.deadline), aclosing(self._run(job)) as events:
                 async for event in events:
                     sent = True

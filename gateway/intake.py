@@ -9,6 +9,7 @@ import uuid
 from dataclasses import dataclass
 
 from gateway.catalogue import Catalogue, ServedModel
+from gateway.core.account import Account
 from gateway.core.admission import output_budget
 from gateway.core.request import (
     ChatPrompt,
@@ -22,7 +23,6 @@ from gateway.core.request import (
 )
 from gateway.core.routing import Work
 from octavo.errors import InvalidRequest
-from octavo.hashing import digest_of
 from octavo.records import SamplingParams, Scope, Submission
 
 _SEED_BITS = 64
@@ -66,7 +66,7 @@ class Intake:
         self._max_request_seconds = max_request_seconds
         self._random = random.Random()
 
-    async def job(self, request: Generation, arrived: float, seconds_left: float | None) -> Job:
+    async def job(self, request: Generation, account: Account, arrived: float, seconds_left: float | None) -> Job:
         """The job that a request asks for.
 
         Raises:
@@ -91,7 +91,8 @@ class Intake:
                 samples=request.samples,
                 sampling=self._sampling_of(request),
                 stop_tokens=frozenset() if request.ignore_eos else model.stop_tokens,
-                scope=Scope(salt=_salt_of(request.cache_salt)),
+                scope=Scope(salt=account.salt(request.cache_salt)),
+                tenant=account.tag,
             ),
             stop=request.stop,
             arrived=arrived,
@@ -121,8 +122,3 @@ async def _tokens_of(prompt: Prompt | None, model: ServedModel) -> tuple[int, ..
     if not tokens:  # the text was all of a kind that the tokenizer drops
         raise InvalidRequest("prompt: 0 tokens, wanted at least 1")
     return tokens
-
-
-def _salt_of(cache_salt: str) -> bytes:
-    """What keeps a tenant's blocks apart: 32 bytes, or none for the blocks that everybody shares."""
-    return digest_of(b"cache salt", cache_salt.encode()) if cache_salt else b""

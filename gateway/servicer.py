@@ -8,6 +8,7 @@ import grpc
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
 from gateway.dispatcher import Dispatcher
+from gateway.tenancy import Tenancy
 from octavo.status import Context
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
@@ -19,15 +20,17 @@ SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 class InferenceServicer(gateway_v1_grpc.InferenceServicer):
     """octavo.v1.Inference."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        """Answer with what `dispatcher` says."""
+    def __init__(self, dispatcher: Dispatcher, tenancy: Tenancy) -> None:
+        """Answer those whom `tenancy` knows with what `dispatcher` says."""
         self._dispatcher = dispatcher
+        self._tenancy = tenancy
 
     async def Generate(
         self, request: gateway_v1.GenerateRequest, context: Context
     ) -> AsyncGenerator[gateway_v1.GenerateReply]:
         """Serve one request. gRPC cancels this task when the client leaves or its deadline passes."""
-        events = self._dispatcher.generate(generation_from_wire(request), context.time_remaining())
+        account = self._tenancy.account(context.invocation_metadata())
+        events = self._dispatcher.generate(generation_from_wire(request), context.time_remaining(), account)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -37,6 +40,7 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
 
     async def ListModels(self, request: gateway_v1.ListModelsRequest, context: Context) -> gateway_v1.ListModelsReply:
         """The models that some worker serves now."""
+        self._tenancy.account(context.invocation_metadata())
         return gateway_v1.ListModelsReply(
             models=[
                 gateway_v1.Model(name=model.name, max_model_tokens=model.max_model_tokens, workers=model.workers)
@@ -46,6 +50,7 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
 
     async def GetFleet(self, request: gateway_v1.GetFleetRequest, context: Context) -> gateway_v1.GetFleetReply:
         """The fleet and this gateway's own load."""
+        self._tenancy.account(context.invocation_metadata())
         counters = self._dispatcher.counters
         return gateway_v1.GetFleetReply(
             workers=[worker_to_wire(worker) for worker in self._dispatcher.fleet],

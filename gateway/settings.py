@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from octavo.models import DEFAULT
 from octavo.settings import REDIS_FORMS, Address, Folder, RedisAddress, ServiceSettings
@@ -25,6 +25,14 @@ class GatewaySettings(ServiceSettings):
     model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id: whose tokenizer to use")
     models_dir: Folder = Field(
         default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
+    )
+    tenants_file: Folder | None = Field(
+        default=None, description="who may ask, by their API keys (octavo.tenants); unset: anybody"
+    )
+    salt_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="goes into every salt, so that nobody without it can tell a prompt by the hashes of its blocks; "
+        "the same for all gateways",
     )
     max_running_requests: int = Field(default=256, ge=1, description="requests at the workers at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="further requests that wait for a place")

@@ -1,4 +1,4 @@
-"""The `octavo` command: up, chat, stats, model fetch, demo.
+"""The `octavo` command: up, chat, stats, key, model fetch, demo.
 
 This module only reads the command line; each verb is a module of `octavo.commands`, imported when it is used, so that
 `octavo --help` does not wait for any library.
@@ -72,6 +72,12 @@ def _stats(options: argparse.Namespace) -> None:
     stats(options.address, as_json=options.json)
 
 
+def _key(options: argparse.Namespace) -> None:
+    from octavo.commands.key import draw_key
+
+    draw_key()
+
+
 def _fetch(options: argparse.Namespace) -> None:
     from octavo.commands.model import fetch_model
 
@@ -126,6 +132,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_address(stats)
     stats.add_argument("--json", action="store_true", help="for programs")
     stats.set_defaults(run=_stats)
+
+    key = verbs.add_parser("key", help="draw an API key, and say what stands for it in a tenants file")
+    key.set_defaults(run=_key)
 
     model = verbs.add_parser("model", help="fetch models").add_subparsers(metavar="VERB", required=True)
     fetch = model.add_parser("fetch", help="fetch a model and print the folder where it lies")

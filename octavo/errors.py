@@ -2,6 +2,7 @@
 
     OctavoError
     ├── InvalidRequest          the caller must change it
+    ├── Unauthenticated         the caller must show a key that is known
     ├── UnknownSequence         the caller may forget it
     ├── UnknownWorker           no such worker in the fleet
     ├── UnknownModel            there is no model of this name
@@ -24,6 +25,10 @@ class OctavoError(Exception):
 
 class InvalidRequest(OctavoError):
     """The request cannot be served as it is."""
+
+
+class Unauthenticated(OctavoError):
+    """The call shows no API key that is known."""
 
 
 class UnknownSequence(OctavoError):

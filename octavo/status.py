@@ -36,6 +36,7 @@ Context = Any
 STATUS_OF: dict[type[errors.OctavoError], grpc.StatusCode] = {
     errors.OctavoError: grpc.StatusCode.INTERNAL,  # a peer's failure, or a class that this version does not know
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.UnknownSequence: grpc.StatusCode.NOT_FOUND,
     errors.UnknownWorker: grpc.StatusCode.NOT_FOUND,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,

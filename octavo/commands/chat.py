@@ -9,6 +9,7 @@ from gateway.client import SyncClient
 from gateway.core.events import Delta, Finished, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
 from octavo.commands.console import err, out
+from octavo.commands.key import api_key
 from octavo.commands.problems import speaking_to
 from octavo.records import FinishReason
 
@@ -31,7 +32,7 @@ def chat(address: str, prompt: str | None, system: str | None, manner: Manner) -
         OctavoError: the gateway refused the request.
     """
     said = [ChatMessage("system", system)] if system else []
-    with speaking_to(address), SyncClient(address) as client:
+    with speaking_to(address), SyncClient(address, api_key=api_key()) as client:
         if prompt is None:
             _converse(client, said, manner)
         else:

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from deploy.process import StartFailed
 from octavo.commands.console import CommandFailed, readable
-from octavo.errors import OctavoError
+from octavo.commands.key import VARIABLE
+from octavo.errors import OctavoError, Unauthenticated
 
 _EXPECTED = (CommandFailed, OctavoError, OSError)
 
@@ -14,6 +15,8 @@ def explained(error: Exception) -> str | None:
     """What to tell the user; None for an error that nobody expected."""
     if isinstance(error, StartFailed):
         return "\n    ".join([error.what, *(readable(line).plain for line in error.last_lines)])
+    if isinstance(error, Unauthenticated):
+        return f"{error}; a key is taken from {VARIABLE}"
     return str(error) if isinstance(error, _EXPECTED) else None
 
 

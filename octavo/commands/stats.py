@@ -11,8 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo.commands.console import CommandFailed, out
+from octavo.commands.key import api_key
 from octavo.records import IndexState, PoolSpec, WorkerInfo
 from octavo.service import CHANNEL_OPTIONS
+from octavo.status import translated
+from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 from octavo.wire import index_state_from_wire, worker_from_wire
 
@@ -20,7 +23,12 @@ _TIMEOUT_SECONDS = 5.0
 
 
 def stats(address: str, *, as_json: bool) -> None:
-    """Print what the gateway at `address` knows. Raises CommandFailed when nobody answers there."""
+    """Print what the gateway at `address` knows.
+
+    Raises:
+        CommandFailed: nobody answers there.
+        Unauthenticated: it wants an API key.
+    """
     reply = _fleet(address)
     workers = sorted((worker_from_wire(worker) for worker in reply.workers), key=lambda worker: worker.worker_id)
     if as_json:
@@ -34,7 +42,10 @@ def _fleet(address: str) -> gateway_pb2.GetFleetReply:
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         gateway = gateway_pb2_grpc.InferenceStub(channel)
         try:
-            return gateway.GetFleet(gateway_pb2.GetFleetRequest(), timeout=_TIMEOUT_SECONDS)
+            with translated():
+                return gateway.GetFleet(
+                    gateway_pb2.GetFleetRequest(), timeout=_TIMEOUT_SECONDS, metadata=credentials(api_key())
+                )
         except grpc.RpcError as error:
             raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
 

@@ -14,6 +14,7 @@ from gateway.client import Client
 from gateway.dispatcher import Bounds, Dispatcher
 from gateway.fleet_watch import watch
 from gateway.servicer import InferenceServicer
+from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
 from octavo.records import FleetUpdate, PoolSpec
@@ -58,7 +59,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(fleet: FakeFleet, folder: Path, bounds: Bounds | None = None) -> AsyncGenerator[Gateway]:
+async def gateway(
+    fleet: FakeFleet, folder: Path, bounds: Bounds | None = None, tenancy: Tenancy | None = None
+) -> AsyncGenerator[Gateway]:
     """Return when it has seen every worker that the fleet has."""
     model = ServedModel(
         name="words",
@@ -70,7 +73,7 @@ async def gateway(fleet: FakeFleet, folder: Path, bounds: Bounds | None = None) 
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     async with Workers() as workers, open_channel(address) as channel, Client(address) as client:
         dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
-        gateway_v1_grpc.add_InferenceServicer_to_server(InferenceServicer(dispatcher), server)
+        gateway_v1_grpc.add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy or Tenancy()), server)
         await server.start()
         news = News()
         running = Gateway(dispatcher, client, channel, gateway_v1_grpc.InferenceStub(channel), news, address)

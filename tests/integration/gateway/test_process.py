@@ -15,16 +15,19 @@ from deploy.process import LOOPBACK, Process, StartFailed, log_event
 from gateway.client import Client
 from gateway.core.events import Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TokenPrompt
+from octavo.errors import Unauthenticated
 from octavo.hashing import block_hashes
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
 from octavo.records import IndexState
 from octavo.service import open_channel, probe
+from octavo.status import translated
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import words_pool
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.tenants import write_tenants
 
 pytestmark = pytest.mark.redis
 
@@ -35,13 +38,14 @@ def served_port(line: str) -> int | None:
 
 
 @asynccontextmanager
-async def gateway_process(fleet: FakeFleet, redis_url: str, model: Path) -> AsyncGenerator[Process]:
+async def gateway_process(fleet: FakeFleet, redis_url: str, model: Path, **more: str) -> AsyncGenerator[Process]:
     """A gateway whose port is open; it is not ready before the manager answers."""
     settings = {
         "OCTAVO_CACHE_MANAGER": fleet.manager.address,
         "OCTAVO_REDIS_URL": redis_url,
         "OCTAVO_MODEL": str(model),
         "OCTAVO_LOOKUP_SECONDS": "1",
+        **more,
     }
     command = [sys.executable, "-m", "gateway"]
     process = Process("gateway", lambda _: command, env={**os.environ, **settings}, served_port=served_port)
@@ -55,7 +59,8 @@ async def gateway_process(fleet: FakeFleet, redis_url: str, model: Path) -> Asyn
 
 async def load_of(process: Process) -> gateway_v1.GatewayLoad:
     async with open_channel(process.address) as channel:
-        reply = await gateway_v1_grpc.InferenceStub(channel).GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
+        with translated():
+            reply = await gateway_v1_grpc.InferenceStub(channel).GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
         return reply.gateway
 
 
@@ -163,4 +168,31 @@ async def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> 
     async with fake_fleet() as fleet:
         with pytest.raises(StartFailed, match=r"cannot_serve.*is neither"):
             async with gateway_process(fleet, f"redis://{LOOPBACK}:9/0", tmp_path / "nowhere"):
+                pass
+
+
+async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -> None:
+    file = write_tenants(tmp_path / "tenants.toml", acme="first key")
+    settings = {"OCTAVO_TENANTS_FILE": str(file), "OCTAVO_SALT_SECRET": "hush"}
+    async with redis_server() as redis, fake_fleet() as fleet:
+        model = words.save_model(tmp_path / "words")
+        digest = sha256((model / "tokenizer.json").read_bytes()).digest()
+        await fleet.add("a", words_pool(tokenizer_digest=digest))
+        async with gateway_process(fleet, redis.url, model, **settings) as process:
+            await until_ready(process)
+            async with Client(process.address, api_key="first key") as client:
+                await client.complete(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1))
+            with pytest.raises(Unauthenticated):
+                await load_of(process)
+            write_tenants(file, acme="second key")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not process.events("tenants_read"):  # noqa: ASYNC110  the event is in another process
+                    await asyncio.sleep(0.05)
+            async with Client(process.address, api_key="second key") as client:
+                await client.complete(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1))
+        assert not [line for line in process.lines if "hush" in line or "first key" in line]
+
+        file.write_text("tenants = 1", encoding="utf-8")
+        with pytest.raises(StartFailed, match=r"cannot_serve.*tenants: int, wanted a table"):
+            async with gateway_process(fleet, redis.url, model, **settings):
                 pass
