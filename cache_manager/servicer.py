@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
+import grpc
+
 from cache_manager.manager import Manager
 from octavo.errors import InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import WorkerId
@@ -32,20 +34,20 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
         self._manager = manager
         self._now = now
 
-    async def Attend(
+    async def Attend(  # pyright: ignore[reportIncompatibleMethodOverride]  # it reads and writes by itself: half the cost
         self, request_iterator: AsyncIterator[v1.AttendRequest], context: Context
-    ) -> AsyncGenerator[v1.AttendReply]:
+    ) -> None:
         """One worker's stream. Dropped by the worker, it takes the books along; ended by an error, it leaves them."""
-        registration = registration_from_wire(await _register_message(request_iterator))
-        stream = _Stream(request_iterator)
+        stream = _Stream(context)
+        registration = registration_from_wire(await _register_message(stream))
         registered = self._manager.register(registration, self._now(), stream.end)
         refused = False
         try:
-            yield v1.AttendReply(registered=registered_to_wire(registered))
+            await context.write(v1.AttendReply(registered=registered_to_wire(registered)))
             async for request in stream:
                 exchange = exchange_from_wire(_exchange_message(request))
                 grant = self._manager.exchange(registration.worker_id, exchange, self._now())
-                yield v1.AttendReply(grant=grant_to_wire(grant))
+                await context.write(v1.AttendReply(grant=grant_to_wire(grant)))
         except Exception:
             refused = True
             raise
@@ -87,30 +89,37 @@ def _exchange_message(request: v1.AttendRequest) -> v1.Exchange:
 
 
 class _Stream:
-    """A worker's messages, until the worker or the manager ends them."""
+    """A worker's messages, until the worker or the manager ends them. Belongs to the task that it is made in."""
 
-    def __init__(self, requests: AsyncIterator[v1.AttendRequest]) -> None:
-        self._requests = requests
+    def __init__(self, context: Context) -> None:
+        self._read = context.read
+        self._task = asyncio.current_task()
+        self._waits = False
         self._why: OctavoError | None = None
-        self._waiting: asyncio.Timeout | None = None
 
     def end(self, why: OctavoError) -> None:
         """Let the reader raise `why`, at once if it waits."""
         self._why = why
-        if self._waiting is not None:
-            self._waiting.reschedule(0)
+        if self._waits and self._task is not None:
+            self._task.cancel()
 
     def __aiter__(self) -> "_Stream":
         return self
 
     async def __anext__(self) -> v1.AttendRequest:
         """The next message. Raises what `end` was given."""
+        if self._why is not None:
+            raise self._why
+        self._waits = True
         try:
-            if self._why is None:
-                async with asyncio.timeout(None) as self._waiting:
-                    return await anext(self._requests)
-        except TimeoutError:
-            assert self._why is not None
+            request = await self._read()
+        except asyncio.CancelledError:
+            # As asyncio.timeout does it, which for each message costs as much as reading it.
+            if self._why is None or self._task is None or self._task.uncancel() > 0:
+                raise
+            raise self._why from None
         finally:
-            self._waiting = None
-        raise self._why
+            self._waits = False
+        if request is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return request

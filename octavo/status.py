@@ -9,7 +9,7 @@ where that can be told.
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -98,23 +98,19 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
             return handler
-        method = handler_call_details.method
+        method, serializer = handler_call_details.method, handler.response_serializer
+        # A stream's messages are parsed within its handler, where an error ends the call as any other does.
         parse = _parse_or_describe(handler.request_deserializer)
+        parse_each = _parse_or_refuse(handler.request_deserializer)
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(
-                _answering(handler.unary_unary, method), parse, handler.response_serializer
-            )
+            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, method), parse, serializer)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(
-                _streaming(handler.unary_stream, method), parse, handler.response_serializer
-            )
+            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), parse, serializer)
         if handler.stream_unary:
             return grpc.stream_unary_rpc_method_handler(
-                _answering(handler.stream_unary, method), parse, handler.response_serializer
+                _answering(handler.stream_unary, method), parse_each, serializer
             )
-        return grpc.stream_stream_rpc_method_handler(
-            _streaming(handler.stream_stream, method), parse, handler.response_serializer
-        )
+        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), parse_each, serializer)
 
 
 def _answering(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
@@ -129,13 +125,12 @@ def _answering(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 
 def _streaming(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(behavior):  # writes by itself
+        return _answering(behavior, method)
+
     async def stream(request: Any, context: Context) -> AsyncGenerator[Any]:
         try:
-            replies = behavior(_well_formed(request), context)
-            if inspect.isawaitable(replies):  # a handler that writes by itself, as gRPC's health service does
-                await replies
-                return
-            async with contextlib.aclosing(replies):
+            async with contextlib.aclosing(behavior(_well_formed(request), context)) as replies:
                 async for reply in replies:
                     yield reply
         except Exception as error:
@@ -165,29 +160,39 @@ def _shortened(message: str) -> str:
 
 
 def _well_formed(request: Any) -> Any:
-    """The request, or for a stream its messages, each checked before the servicer sees it."""
+    """A call's one request, or the stream of them."""
     if isinstance(request, _Malformed):
         raise errors.InvalidRequest(request.problem)
-    return _each_well_formed(request) if hasattr(request, "__aiter__") else request
+    return request
 
 
-async def _each_well_formed(requests: AsyncIterator[Any]) -> AsyncGenerator[Any]:
-    async for request in requests:
-        yield _well_formed(request)
-
-
-def _parse_or_describe(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def _parse_or_refuse(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
     if parse is None:
         return None
     message = getattr(parse, "__self__", None)
 
-    def checked(raw: bytes) -> Any:
+    def parse_or_refuse(raw: bytes) -> Any:
         try:
             return parse(raw)
-        except DecodeError:
-            return _Malformed(_problem(raw, message))
+        except DecodeError as error:
+            raise errors.InvalidRequest(_problem(raw, message)) from error
 
-    return checked
+    return parse_or_refuse
+
+
+def _parse_or_describe(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """For a call's one request, which gRPC parses before the handler is called, where no error of ours may come up."""
+    refusing = _parse_or_refuse(parse)
+    if refusing is None:
+        return None
+
+    def parse_or_describe(raw: bytes) -> Any:
+        try:
+            return refusing(raw)
+        except errors.InvalidRequest as refusal:
+            return _Malformed(str(refusal))
+
+    return parse_or_describe
 
 
 def _problem(raw: bytes, message: Any) -> str:
