@@ -15,16 +15,20 @@ from cache_manager.change_queue import ChangeQueue
 from cache_manager.core.changes import Cleared
 from cache_manager.core.lease import Lease, LeaseBook
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.restoration import Restoration
 from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import Epoch, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import Exchange, Grant, PoolAudit, Registered, Registration, WorkerInfo, WorkerLoad
+from octavo.records import Exchange, Grant, PoolAudit, PoolSpec, Registered, Registration, WorkerInfo, WorkerLoad
 from octavo.settings import split_address
 
 log = logging.getLogger("octavo.cache_manager.manager")
 
 MAX_WORKER_ID_CHARACTERS = 128
+
+_ONE_MODEL = ("model_digest", "tokenizer_digest", "dtype", "kv_dtype", "block_size")
+"""What all workers have in common that serve a model under one name."""
 
 Ended = Callable[[OctavoError], None]
 """Is told why, once, when an epoch ends."""
@@ -52,6 +56,7 @@ class _Member:
             pool=self.lease.registration.pool,
             load=replace(self.load, held_blocks=self.ledger.num_held, cached_blocks=self.ledger.num_cached),
             draining=self.lease.draining,
+            incarnation=self.lease.registration.incarnation,
         )
 
 
@@ -71,7 +76,7 @@ class Manager:
     ) -> None:
         """`pace_seconds` is the least time between two updates that tell a subscriber of loads only."""
         self._changes = changes
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._audit_every_exchange = audit_every_exchange
         self._leases = LeaseBook(lease_seconds)
         self._members: dict[WorkerId, _Member] = {}
@@ -82,17 +87,27 @@ class Manager:
 
     # ---- workers ----
 
-    def register(self, registration: Registration, now: float, ended: Ended) -> Registered:
-        """Open empty books for a worker. Those that it had before are dropped, and their epoch is stale.
+    def restoration(self, registration: Registration, now: float) -> Restoration:
+        """What takes in the inventory of a worker that may register. Nothing is kept of it but by `register`.
 
         Raises:
-            InvalidRequest: there can be no such worker or no such pool.
+            OctavoError: as `register`.
+        """
+        self._require_welcome(registration, now)
+        return Restoration(registration.pool)
+
+    def register(
+        self, registration: Registration, now: float, ended: Ended, restoration: Restoration | None = None
+    ) -> Registered:
+        """Open a worker's books: as they were restored, or empty. Those that it had are dropped, their epoch is stale.
+
+        Raises:
+            InvalidRequest: there can be no such worker or no such pool, or its model is another one here.
+            Superseded: another process has taken the worker's place.
             Draining: the manager leaves.
         """
-        if self._leaving:
-            raise Draining("this cache manager leaves: it registers nobody")
-        _require_possible(registration)
-        ledger = Ledger(registration.pool, self._leases.next_epoch(now))
+        epoch = self._require_welcome(registration, now)
+        ledger = Ledger(registration.pool, epoch) if restoration is None else restoration.open(epoch)
         before = self._members.get(registration.worker_id)
         lease = self._leases.register(registration, now)
         if before is not None:
@@ -103,7 +118,17 @@ class Manager:
         self._alone.clear()
         self._feed.note(registration.worker_id, urgent=True)
         log.info("worker_registered", extra=_described(lease))
-        return Registered(lease.epoch, self._lease_seconds)
+        return Registered(lease.epoch, self.lease_seconds)
+
+    def _require_welcome(self, registration: Registration, now: float) -> Epoch:
+        """Returns the epoch that the worker would be given."""
+        if self._leaving:
+            raise Draining("this cache manager leaves: it registers nobody")
+        _require_possible(registration)
+        for lease in self._leases:
+            if lease.worker_id != registration.worker_id:
+                _require_same_model(registration.pool, lease)
+        return self._leases.next_epoch(registration, now)
 
     def exchange(self, worker: WorkerId, exchange: Exchange, now: float) -> Grant:
         """Take in what a worker did and grant what its next step needs.
@@ -140,7 +165,7 @@ class Manager:
     def expire(self, now: float) -> None:
         """Forget the workers that were not heard for a lease time."""
         for lease in self._leases.expire(now):
-            self._forget(lease, "expired", StaleEpoch(f"expired: not heard for {self._lease_seconds:g} s"))
+            self._forget(lease, "expired", StaleEpoch(f"expired: not heard for {self.lease_seconds:g} s"))
 
     def stream_lost(self, worker: WorkerId, epoch: Epoch) -> None:
         """Forget a worker that dropped its stream, unless that epoch is over anyway."""
@@ -207,6 +232,23 @@ def _require_possible(registration: Registration) -> None:
         split_address(registration.address)
     except ValueError as error:
         raise InvalidRequest(f"register.address: {error}") from error
+
+
+def _require_same_model(pool: PoolSpec, lease: Lease) -> None:
+    """One name, one model: what a client asks for by name must not depend on which worker answers."""
+    served = lease.registration.pool
+    if pool.model != served.model:
+        return
+    for name in _ONE_MODEL:
+        mine, theirs = getattr(pool, name), getattr(served, name)
+        if mine != theirs:
+            raise InvalidRequest(
+                f"pool.{name}: {_printed(mine)}, worker {lease.worker_id} serves {pool.model} with {_printed(theirs)}"
+            )
+
+
+def _printed(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _described(lease: Lease) -> dict[str, object]:

@@ -6,9 +6,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import grpc
 
+from cache_manager.core.restoration import Restoration
 from cache_manager.manager import Manager
 from octavo.errors import InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import WorkerId
+from octavo.records import Registration
 from octavo.status import Context
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
@@ -17,6 +19,7 @@ from octavo.wire import (
     exchange_from_wire,
     fleet_to_wire,
     grant_to_wire,
+    inventory_from_wire,
     registered_to_wire,
     registration_from_wire,
 )
@@ -40,7 +43,8 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
         """One worker's stream. Dropped by the worker, it takes the books along; ended by an error, it leaves them."""
         stream = _Stream(context)
         registration = registration_from_wire(await _register_message(stream))
-        registered = self._manager.register(registration, self._now(), stream.end)
+        restoration = await self._restore(registration, stream)
+        registered = self._manager.register(registration, self._now(), stream.end, restoration)
         refused = False
         try:
             await context.write(v1.AttendReply(registered=registered_to_wire(registered)))
@@ -54,6 +58,20 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
         finally:
             if not refused:
                 self._manager.stream_lost(registration.worker_id, registered.epoch)
+
+    async def _restore(
+        self, registration: Registration, requests: AsyncIterator[v1.AttendRequest]
+    ) -> Restoration | None:
+        """Read the inventory that was announced. Others are answered in between, so it is worked at in steps."""
+        if not registration.inventory_parts:
+            return None
+        restoration = self._manager.restoration(registration, self._now())
+        for part in range(1, registration.inventory_parts + 1):
+            message = await _inventory_message(requests, part, registration, self._manager.lease_seconds)
+            restoration.add(inventory_from_wire(message))
+        for _ in restoration.steps():
+            await asyncio.sleep(0)
+        return restoration
 
     async def WatchFleet(self, request: v1.WatchFleetRequest, context: Context) -> AsyncGenerator[v1.FleetUpdate]:
         """The fleet, then its changes, until the caller goes."""
@@ -78,6 +96,24 @@ async def _register_message(requests: AsyncIterator[v1.AttendRequest]) -> v1.Reg
             case _:
                 break
     raise InvalidRequest("attend: nothing to act on, wanted a registration first")
+
+
+async def _inventory_message(
+    requests: AsyncIterator[v1.AttendRequest], part: int, registration: Registration, patience_seconds: float
+) -> v1.Inventory:
+    """A message of those that the registration announced."""
+    wanted = f"wanted part {part} of {registration.inventory_parts} of the inventory"
+    try:
+        async with asyncio.timeout(patience_seconds):
+            request = await anext(requests, None)
+    except TimeoutError as error:
+        raise InvalidRequest(f"attend: nothing within {patience_seconds:g} s, {wanted}") from error
+    if request is None:
+        raise InvalidRequest(f"attend: the end of the stream, {wanted}")
+    kind = request.WhichOneof("kind")
+    if kind != "inventory":
+        raise InvalidRequest(f"attend: {kind or 'an empty message'}, {wanted}")
+    return request.inventory
 
 
 def _exchange_message(request: v1.AttendRequest) -> v1.Exchange:

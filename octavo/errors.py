@@ -11,6 +11,7 @@
     │   ├── PoolExhausted       too few blocks
     │   └── QueueFull           too many requests wait
     ├── StaleEpoch              the caller must register again
+    ├── Superseded              another process has taken the caller's place: it must leave
     ├── Draining                the caller should go elsewhere
     └── WorkerLost              the worker of a running request is gone
 
@@ -61,6 +62,10 @@ class QueueFull(Overloaded):
 
 class StaleEpoch(OctavoError):
     """The message belongs to a registration that is over."""
+
+
+class Superseded(OctavoError):
+    """Another process registered later under the same worker id; this one must not register again."""
 
 
 class Draining(OctavoError):

@@ -78,6 +78,14 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
+def tokens_of_bytes(raw: bytes) -> "array[int]":
+    """The tokens that `token_bytes` made these of."""
+    words = array("I", raw)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words
+
+
 def next_hash(parent: bytes, block_tokens: bytes) -> BlockHash:
     """Hash of the block that holds `block_tokens` (as `token_bytes` gives them) and follows `parent`."""
     return sha256(parent + block_tokens).digest()  # pyright: ignore[reportReturnType]  # a call of BlockHash is not free

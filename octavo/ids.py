@@ -17,6 +17,8 @@ WorkerId = NewType("WorkerId", str)
 Incarnation = NewType("Incarnation", int)
 """Random 64 bits, one draw per worker process."""
 
+UNKNOWN_INCARNATION = Incarnation(0)
+
 TenantTag = NewType("TenantTag", bytes)
 """8 bytes that stand for a tenant's name, or none."""
 
@@ -25,3 +27,6 @@ NOBODY = TenantTag(b"")
 
 Epoch = NewType("Epoch", int)
 """A registration's number. Grows with every registration anywhere, so that an old message is known by it."""
+
+NO_EPOCH = Epoch(0)
+"""Before the first registration."""

@@ -12,7 +12,18 @@ from typing import NamedTuple
 
 from octavo.errors import OctavoError
 from octavo.hashing import ChainRoot
-from octavo.ids import NOBODY, BlockId, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
+from octavo.ids import (
+    NO_EPOCH,
+    NOBODY,
+    UNKNOWN_INCARNATION,
+    BlockHash,
+    BlockId,
+    Epoch,
+    Incarnation,
+    SequenceId,
+    TenantTag,
+    WorkerId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,8 @@ class WorkerInfo:
     pool: PoolSpec
     load: WorkerLoad
     draining: bool = False
+    incarnation: Incarnation = UNKNOWN_INCARNATION
+    """The process: another epoch with the same one is the same process, which still has what it had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +140,36 @@ class Registration:
     incarnation: Incarnation
     address: str
     pool: PoolSpec
+    first_epoch: Epoch = NO_EPOCH
+    """The first that this process was given by any manager; 0 if none."""
+    last_epoch: Epoch = NO_EPOCH
+    """The last that it was given."""
+    inventory_parts: int = 0
+    """How many parts of an inventory follow; 0: the pool is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSequence:
+    """A sequence in the books, as its worker knows it."""
+
+    sequence: SequenceId
+    root: BlockHash
+    tokens: Sequence[int]
+    """Those that are written."""
+    table: tuple[BlockId, ...]
+    room: int
+    """End of the positions that it may write without asking."""
+    ahead: Sequence[int] = ()
+    """The rest of the prompt that it was attached with, while that is being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A part of what a worker's pool holds, told to a manager that has lost the books."""
+
+    published: bytes = b""
+    """Records (octavo.block_record), the block to be reused first ahead."""
+    sequences: tuple[HeldSequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +273,12 @@ class Grant:
     """Reserves and forks that found too few blocks. An unmet child does not exist."""
     free_blocks: int = 0
     """Left after this grant, evictable ones included."""
+    published: bytes = b""
+    """A record (octavo.block_record) for each block that was published since the last grant."""
+    evicted: tuple[BlockId, ...] = ()
+    """Blocks in which nothing is published any more."""
+    roots: tuple[BlockHash, ...] = ()
+    """Of the hash chains of `attached`, in that order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ STATUS_OF: dict[type[errors.OctavoError], grpc.StatusCode] = {
     errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Superseded: grpc.StatusCode.ABORTED,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
     errors.WorkerLost: grpc.StatusCode.UNAVAILABLE,
 }

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES
-from octavo.ids import BlockId, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
+from octavo.ids import BlockHash, BlockId, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
 from octavo.records import (
     PLAIN,
     Attach,
@@ -24,7 +24,9 @@ from octavo.records import (
     FleetUpdate,
     Fork,
     Grant,
+    HeldSequence,
     IndexState,
+    Inventory,
     Media,
     PoolAudit,
     PoolSpec,
@@ -110,6 +112,10 @@ def _runs(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int
         at = end
 
 
+def _blocks(field: str, raw: bytes) -> tuple[BlockId, ...]:
+    return tuple(BlockId(block) for block in unpack(field, raw))
+
+
 def _sequences(words: "array[int]") -> Sequence[SequenceId]:
     """The same, as what they are. To call `SequenceId` for each would cost as much as making its record."""
     return cast(Sequence[SequenceId], words)
@@ -192,6 +198,7 @@ def worker_to_wire(worker: WorkerInfo) -> cache_manager_v1.WorkerInfo:
         pool=pool_to_wire(worker.pool),
         load=load_to_wire(worker.load),
         draining=worker.draining,
+        incarnation=worker.incarnation,
     )
 
 
@@ -203,6 +210,7 @@ def worker_from_wire(message: cache_manager_v1.WorkerInfo) -> WorkerInfo:
         pool=pool_from_wire(message.pool),
         load=load_from_wire(message.load),
         draining=message.draining,
+        incarnation=Incarnation(message.incarnation),
     )
 
 
@@ -253,6 +261,9 @@ def registration_to_wire(registration: Registration) -> cache_manager_v1.Registe
         incarnation=registration.incarnation,
         address=registration.address,
         pool=pool_to_wire(registration.pool),
+        first_epoch=registration.first_epoch,
+        last_epoch=registration.last_epoch,
+        inventory_parts=registration.inventory_parts,
     )
 
 
@@ -265,7 +276,49 @@ def registration_from_wire(message: cache_manager_v1.Register) -> Registration:
         incarnation=Incarnation(message.incarnation),
         address=message.address,
         pool=pool_from_wire(message.pool),
+        first_epoch=Epoch(message.first_epoch),
+        last_epoch=Epoch(message.last_epoch),
+        inventory_parts=message.inventory_parts,
     )
+
+
+def inventory_to_wire(inventory: Inventory) -> cache_manager_v1.Inventory:
+    return cache_manager_v1.Inventory(
+        published=inventory.published,
+        sequences=[
+            cache_manager_v1.HeldSequence(
+                sequence=held.sequence,
+                root=held.root,
+                tokens=pack(held.tokens),
+                table=pack(held.table),
+                room=held.room,
+                ahead=pack(held.ahead),
+            )
+            for held in inventory.sequences
+        ],
+    )
+
+
+def inventory_from_wire(message: cache_manager_v1.Inventory) -> Inventory:
+    return Inventory(message.published, tuple(_held_from_wire(held) for held in message.sequences))
+
+
+def _held_from_wire(message: cache_manager_v1.HeldSequence) -> HeldSequence:
+    return HeldSequence(
+        sequence=SequenceId(message.sequence),
+        root=root_from_wire("inventory.sequences.root", message.root),
+        tokens=unpack("inventory.sequences.tokens", message.tokens),
+        table=_blocks("inventory.sequences.table", message.table),
+        room=message.room,
+        ahead=unpack("inventory.sequences.ahead", message.ahead),
+    )
+
+
+def root_from_wire(field: str, root: bytes) -> BlockHash:
+    """A root is a whole hash."""
+    if len(root) != HASH_BYTES:
+        raise InvalidRequest(f"{field}: {len(root)} bytes, wanted {HASH_BYTES}")
+    return BlockHash(root)
 
 
 def registered_to_wire(registered: Registered) -> cache_manager_v1.Registered:
@@ -400,6 +453,9 @@ def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
         copies=pack(value for copy in grant.copies for value in (copy.source, copy.target)),
         unmet=pack(grant.unmet),
         free_blocks=grant.free_blocks,
+        published=grant.published,
+        evicted=pack(grant.evicted),
+        roots=b"".join(grant.roots),
     )
 
 
@@ -426,7 +482,16 @@ def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:
         ),
         unmet=tuple(SequenceId(sequence) for sequence in unpack("grant.unmet", message.unmet)),
         free_blocks=message.free_blocks,
+        published=message.published,
+        evicted=_blocks("grant.evicted", message.evicted),
+        roots=_roots_from_wire("grant.roots", message.roots),
     )
+
+
+def _roots_from_wire(field: str, raw: bytes) -> tuple[BlockHash, ...]:
+    if len(raw) % HASH_BYTES:
+        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of {HASH_BYTES}")
+    return tuple(BlockHash(raw[at : at + HASH_BYTES]) for at in range(0, len(raw), HASH_BYTES))
 
 
 # ---- gateway <-> worker --------------------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 Invariants:
 - Epochs strictly grow. They start at the time in milliseconds, so a manager that has forgotten everything still gives
-  larger ones than before, unless it gave more than one a millisecond for as long as it was away.
+  larger ones than before, unless it gave more than one a millisecond for as long as it was away. A worker says which
+  it was given last, by whatever manager, so that its own grow in any case.
 - At most one lease a worker: a later registration ends the earlier one, whose epoch is then stale.
+- Of two processes under one worker id the one that first registered later stays. So the two never take turns, whichever
+  managers they attend and however often those forget.
 
 `now` is in seconds since 1970 and must not go back within a process: the caller adds a monotonic clock to the time at
 its start.
@@ -12,9 +15,12 @@ its start.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from octavo.errors import StaleEpoch, UnknownWorker
+from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Epoch, WorkerId
 from octavo.records import Registration
+
+MAX_EPOCH = 1 << 62
+"""The largest that a worker can have been given. There is room above it for those to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,11 @@ class Lease:
         """Whose lease it is."""
         return self.registration.worker_id
 
+    @property
+    def born(self) -> Epoch:
+        """The first epoch of its process."""
+        return self.registration.first_epoch or self.epoch
+
 
 class LeaseBook:
     """All leases of one manager."""
@@ -50,13 +61,34 @@ class LeaseBook:
         """The leases, the oldest registration first."""
         return iter(tuple(self._leases.values()))
 
-    def next_epoch(self, now: float) -> Epoch:
-        """The epoch that a registration would be given now."""
-        return Epoch(max(self._last_epoch + 1, int(now * 1000)))
+    def next_epoch(self, registration: Registration, now: float) -> Epoch:
+        """The epoch that the registration would be given now.
+
+        Raises:
+            InvalidRequest: its epochs cannot have been given to it.
+            Superseded: another process under its worker id has come later, and holds a lease.
+        """
+        first, last = registration.first_epoch, registration.last_epoch
+        if not first <= last <= MAX_EPOCH:
+            raise InvalidRequest(
+                f"register: first_epoch {first}, last_epoch {last}, wanted in order, at most {MAX_EPOCH}"
+            )
+        holder = self._leases.get(registration.worker_id)
+        if (
+            holder is not None
+            and holder.registration.incarnation != registration.incarnation
+            and holder.expires_at > now
+            and 0 < first < holder.born
+        ):
+            raise Superseded(
+                f"worker {registration.worker_id} is another process, which first registered in epoch {holder.born}; "
+                f"this one did in epoch {first}"
+            )
+        return Epoch(max(self._last_epoch + 1, last + 1, int(now * 1000)))
 
     def register(self, registration: Registration, now: float) -> Lease:
-        """Give a new lease. One that the same worker held before is superseded."""
-        self._last_epoch = self.next_epoch(now)
+        """Give a new lease. One that the same worker held before is superseded. Raises as `next_epoch`."""
+        self._last_epoch = self.next_epoch(registration, now)
         self._leases.pop(registration.worker_id, None)
         lease = Lease(registration=registration, epoch=self._last_epoch, expires_at=now + self._lease_seconds)
         self._leases[registration.worker_id] = lease

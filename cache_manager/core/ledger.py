@@ -16,22 +16,24 @@ The rules, each with one home:
 A call that raises has changed nothing: it is judged as a whole (draft.py), and shortage is found by counting, before
 the first block is taken. What the worker must be told gathers until the next grant; what the copies of the prefix
 index must be told, until `take_changes`.
+
+Grants also tell the worker what it needs to have these books opened again if they are lost (restoration.py).
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from cache_manager.core.auditor import Auditor
-from cache_manager.core.block_pool import BlockPool
-from cache_manager.core.block_table import BlockTable, BlockTables
+from cache_manager.core.block_table import BlockTable
+from cache_manager.core.books import Books, empty_books
 from cache_manager.core.changes import Change, Evicted, LedgerStats, Published
 from cache_manager.core.draft import Draft, judge_commit, judge_count
-from cache_manager.core.prefix_index import NextHash, PrefixIndex
-from cache_manager.core.single_flight import SingleFlight, WaitFor
-from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
-from octavo.errors import InvalidRequest, PoolExhausted
+from cache_manager.core.mirror_news import MirrorNews
+from cache_manager.core.prefix_index import NextHash
+from cache_manager.core.single_flight import WaitFor
+from octavo.errors import PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
 from octavo.ids import NOBODY, BlockHash, BlockId, Epoch, SequenceId, TenantTag
 from octavo.records import (
@@ -48,11 +50,6 @@ from octavo.records import (
     TableChange,
 )
 
-MAX_BLOCKS = 1 << 24
-"""Of one pool: 268 million positions in blocks of 16."""
-
-MAX_BLOCK_SIZE = 1 << 12
-
 _ROOTS_REMEMBERED = 1024
 """Scopes whose chain root need not be computed again."""
 
@@ -60,26 +57,27 @@ _ROOTS_REMEMBERED = 1024
 class Ledger:
     """One worker's block tables, reference counts and prefix index. Belongs to one task."""
 
-    def __init__(self, spec: PoolSpec, epoch: Epoch, *, next_hash: NextHash = next_hash) -> None:
-        """Open the books of an empty pool.
+    def __init__(
+        self, spec: PoolSpec, epoch: Epoch, *, next_hash: NextHash = next_hash, books: Books | None = None
+    ) -> None:
+        """Open books: those of an empty pool, unless others are given.
 
         Raises:
             InvalidRequest: there can be no such pool.
         """
-        _require_within("num_blocks", spec.num_blocks, MAX_BLOCKS)
-        _require_within("block_size", spec.block_size, MAX_BLOCK_SIZE)
-        _require_within("vocab_size", spec.vocab_size, MAX_VOCAB_SIZE)
+        books = books or empty_books(spec, next_hash)
         self.spec = spec
         self.epoch = epoch
         self._root = lru_cache(_ROOTS_REMEMBERED)(self._compute_root)
-        self._pool = BlockPool(spec.num_blocks)
-        self._index = PrefixIndex(spec.num_blocks, spec.block_size, next_hash)
-        self._vocabulary = Vocabulary(spec.vocab_size)
-        self._tables = BlockTables()
-        self._flights = SingleFlight(self._index)
+        self._pool = books.pool
+        self._index = books.index
+        self._vocabulary = books.vocabulary
+        self._tables = books.tables
+        self._flights = books.flights
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes: list[Change] = []
+        self._news = MirrorNews(self._index)
         self._copies: list[BlockCopy] = []
         self._untold: dict[SequenceId, int] = {}
         """The first table entry that the worker was not told of."""
@@ -123,6 +121,18 @@ class Ledger:
         changes = tuple(self._changes)
         self._changes.clear()
         return changes
+
+    def resume(self, ahead: Mapping[SequenceId, Sequence[int]]) -> None:
+        """Go on with tables that were there when the books were opened: publish what is full, let their prompts lead.
+
+        `ahead` holds, for those whose prompt is being computed, the rest of it.
+        """
+        for sequence, table in self._tables.items():
+            while table.published < table.full_blocks and table.blocks[table.published] in self._index:
+                table.published += 1
+            self._publish(sequence, table, table.full_blocks)
+            if rest := ahead.get(sequence):
+                self._flights.resume(sequence, token_bytes(table.tokens) + token_bytes(rest), table)
 
     def attach(
         self,
@@ -221,15 +231,19 @@ class Ledger:
             self._free(sequence)
         answers = [(attach.sequence, self._attach(attach)) for attach in exchange.attaches]
         unmet = self._reserve_all(exchange.reserves, exchange.attaches)
+        attached = tuple((sequence, reused) for sequence, reused in answers if isinstance(reused, int))
         return Grant(
             epoch=self.epoch,
             step=exchange.step,
-            attached=tuple((sequence, reused) for sequence, reused in answers if isinstance(reused, int)),
+            attached=attached,
             waiting=tuple((sequence, wait.leader) for sequence, wait in answers if isinstance(wait, WaitFor)),
             tables=self._take_tables(),
             copies=self._take_copies(),
             unmet=(*unmet_children, *unmet),
             free_blocks=self._pool.num_available,
+            published=self._news.take_published(),
+            evicted=self._news.take_evicted(),
+            roots=tuple(self._tables[sequence].root for sequence, _ in attached),
         )
 
     def audit(self) -> PoolAudit:
@@ -329,6 +343,7 @@ class Ledger:
         if new:
             self._pool.publish(new)
             self._changes.append(Published(tuple(map(self._index.hash_of, new))))
+            self._news.published(table.root, new)
             self._stats.published_blocks += len(new)
         if len(new) < len(settled):
             self._merge(sequence, table, first, settled)
@@ -377,6 +392,7 @@ class Ledger:
         evicted = self._index.forget(blocks)
         if evicted:
             self._changes.append(Evicted(evicted))
+            self._news.evicted(blocks)
             self._stats.evicted_blocks += len(evicted)
         return blocks
 
@@ -425,8 +441,3 @@ class Ledger:
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
-
-
-def _require_within(field: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise InvalidRequest(f"{field}: {value}, from 1 to {most} is possible")

@@ -53,6 +53,10 @@ class PrefixIndex:
         """The hashes of all published blocks, parents first: a block is published after the one before it."""
         return [self.hash_of(block) for block in self._blocks.values()]
 
+    def place_of(self, block: BlockId) -> Place | None:
+        """Where the block is published; None if it is not."""
+        return self._places[block]
+
     def block_before(self, block: BlockId) -> BlockId | None:
         """The parent of a published block; None for the first of a chain."""
         place = self._places[block]

@@ -48,6 +48,11 @@ class SingleFlight:
         self._prompts[sequence] = prompt
         self._lead(sequence, place)
 
+    def resume(self, sequence: SequenceId, prompt: bytes, table: BlockTable) -> None:
+        """A sequence computes the rest of its prompt, part of which is in its table."""
+        self._prompts[sequence] = prompt
+        self.advance(sequence, table)
+
     def advance(self, sequence: SequenceId, table: BlockTable) -> None:
         """Blocks of the sequence have become full: it goes on with the next one, if it can publish one."""
         prompt = self._prompts.get(sequence)

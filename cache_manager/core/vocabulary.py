@@ -32,6 +32,10 @@ class Vocabulary:
             raw = token_bytes(tokens)
         except OverflowError:
             return False
+        return self.holds_bytes(raw)
+
+    def holds_bytes(self, raw: bytes) -> bool:
+        """Whether all of them are tokens, given as they are hashed."""
         width = _LANES * TOKEN_BYTES
         lanes = (int.from_bytes(raw[start : start + width], "little") for start in range(0, len(raw), width))
         return not any((some | (some + self._lift)) & self._top_bits for some in lanes)

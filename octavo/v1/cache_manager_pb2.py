@@ -25,39 +25,43 @@ _sym_db = _symbol_database.Default()
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doctavo/v1/cache_manager.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"i\n\rAttendRequest\x12\'\n\x08register\x18\x01 \x01(\x0b\x32\x13.octavo.v1.RegisterH\x00\x12\'\n\x08\x65xchange\x18\x02 \x01(\x0b\x32\x13.octavo.v1.ExchangeH\x00\x42\x06\n\x04kind\"e\n\x0b\x41ttendReply\x12+\n\nregistered\x18\x01 \x01(\x0b\x32\x15.octavo.v1.RegisteredH\x00\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.octavo.v1.GrantH\x00\x42\x06\n\x04kind\"f\n\x08Register\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12!\n\x04pool\x18\x04 \x01(\x0b\x32\x13.octavo.v1.PoolSpec\"7\n\nRegistered\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1a\n\x12lease_milliseconds\x18\x02 \x01(\r\"\xed\x01\n\x08\x45xchange\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x11\n\ttruncated\x18\x03 \x01(\x0c\x12\x11\n\tcommitted\x18\x04 \x01(\x0c\x12\x1e\n\x05\x66orks\x18\x05 \x03(\x0b\x32\x0f.octavo.v1.Fork\x12\x10\n\x08\x66inished\x18\x06 \x01(\x0c\x12#\n\x08\x61ttaches\x18\x07 \x03(\x0b\x32\x11.octavo.v1.Attach\x12\x10\n\x08reserves\x18\x08 \x01(\x0c\x12#\n\x04load\x18\t \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"9\n\x04\x46ork\x12\x0e\n\x06parent\x18\x01 \x01(\r\x12\x10\n\x08\x63hildren\x18\x02 \x01(\x0c\x12\x0f\n\x07reserve\x18\x03 \x01(\r\"\x81\x01\n\x06\x41ttach\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x06 \x01(\x0c\x12\x1f\n\x05media\x18\x07 \x03(\x0b\x32\x10.octavo.v1.Media\"\x8b\x01\n\x05Grant\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08\x61ttached\x18\x03 \x01(\x0c\x12\x0e\n\x06tables\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63opies\x18\x05 \x01(\x0c\x12\r\n\x05unmet\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66ree_blocks\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\x0c\"\x13\n\x11WatchFleetRequest\"U\n\x0b\x46leetUpdate\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.octavo.v1.WorkerInfo\x12\x0c\n\x04gone\x18\x02 \x03(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\"\x99\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12!\n\x04pool\x18\x04 \x01(\x0b\x32\x13.octavo.v1.PoolSpec\x12#\n\x04load\x18\x05 \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\"!\n\x0c\x41uditRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x96\x01\n\nAuditReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x05 \x01(\r\x12\x11\n\tsequences\x18\x06 \x01(\r\x12\x11\n\tviolation\x18\x07 \x01(\t2\xcd\x01\n\x0c\x43\x61\x63heManager\x12>\n\x06\x41ttend\x12\x18.octavo.v1.AttendRequest\x1a\x16.octavo.v1.AttendReply(\x01\x30\x01\x12\x44\n\nWatchFleet\x12\x1c.octavo.v1.WatchFleetRequest\x1a\x16.octavo.v1.FleetUpdate0\x01\x12\x37\n\x05\x41udit\x12\x17.octavo.v1.AuditRequest\x1a\x15.octavo.v1.AuditReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doctavo/v1/cache_manager.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"\x94\x01\n\rAttendRequest\x12\'\n\x08register\x18\x01 \x01(\x0b\x32\x13.octavo.v1.RegisterH\x00\x12\'\n\x08\x65xchange\x18\x02 \x01(\x0b\x32\x13.octavo.v1.ExchangeH\x00\x12)\n\tinventory\x18\x03 \x01(\x0b\x32\x14.octavo.v1.InventoryH\x00\x42\x06\n\x04kind\"e\n\x0b\x41ttendReply\x12+\n\nregistered\x18\x01 \x01(\x0b\x32\x15.octavo.v1.RegisteredH\x00\x12!\n\x05grant\x18\x02 \x01(\x0b\x32\x10.octavo.v1.GrantH\x00\x42\x06\n\x04kind\"\xa8\x01\n\x08Register\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12!\n\x04pool\x18\x04 \x01(\x0b\x32\x13.octavo.v1.PoolSpec\x12\x12\n\nlast_epoch\x18\x05 \x01(\x04\x12\x17\n\x0finventory_parts\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_epoch\x18\x08 \x01(\x04\"J\n\tInventory\x12\x11\n\tpublished\x18\x01 \x01(\x0c\x12*\n\tsequences\x18\x02 \x03(\x0b\x32\x17.octavo.v1.HeldSequence\"j\n\x0cHeldSequence\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\r\n\x05table\x18\x04 \x01(\x0c\x12\x0c\n\x04room\x18\x05 \x01(\r\x12\r\n\x05\x61head\x18\x06 \x01(\x0c\"7\n\nRegistered\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1a\n\x12lease_milliseconds\x18\x02 \x01(\r\"\xed\x01\n\x08\x45xchange\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x11\n\ttruncated\x18\x03 \x01(\x0c\x12\x11\n\tcommitted\x18\x04 \x01(\x0c\x12\x1e\n\x05\x66orks\x18\x05 \x03(\x0b\x32\x0f.octavo.v1.Fork\x12\x10\n\x08\x66inished\x18\x06 \x01(\x0c\x12#\n\x08\x61ttaches\x18\x07 \x03(\x0b\x32\x11.octavo.v1.Attach\x12\x10\n\x08reserves\x18\x08 \x01(\x0c\x12#\n\x04load\x18\t \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x10\n\x08\x64raining\x18\n \x01(\x08\"9\n\x04\x46ork\x12\x0e\n\x06parent\x18\x01 \x01(\r\x12\x10\n\x08\x63hildren\x18\x02 \x01(\x0c\x12\x0f\n\x07reserve\x18\x03 \x01(\r\"\x81\x01\n\x06\x41ttach\x12\x10\n\x08sequence\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x0c\n\x04salt\x18\x03 \x01(\x0c\x12\x0e\n\x06tenant\x18\x04 \x01(\x0c\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\x06 \x01(\x0c\x12\x1f\n\x05media\x18\x07 \x03(\x0b\x32\x10.octavo.v1.Media\"\xbe\x01\n\x05Grant\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08\x61ttached\x18\x03 \x01(\x0c\x12\x0e\n\x06tables\x18\x04 \x01(\x0c\x12\x0e\n\x06\x63opies\x18\x05 \x01(\x0c\x12\r\n\x05unmet\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66ree_blocks\x18\x07 \x01(\r\x12\x0f\n\x07waiting\x18\x08 \x01(\x0c\x12\x11\n\tpublished\x18\t \x01(\x0c\x12\x0f\n\x07\x65victed\x18\n \x01(\x0c\x12\r\n\x05roots\x18\x0b \x01(\x0c\"\x13\n\x11WatchFleetRequest\"U\n\x0b\x46leetUpdate\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.octavo.v1.WorkerInfo\x12\x0c\n\x04gone\x18\x02 \x03(\t\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\"\xae\x01\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12!\n\x04pool\x18\x04 \x01(\x0b\x32\x13.octavo.v1.PoolSpec\x12#\n\x04load\x18\x05 \x01(\x0b\x32\x15.octavo.v1.WorkerLoad\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\"!\n\x0c\x41uditRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x96\x01\n\nAuditReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x15\n\rcached_blocks\x18\x04 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x05 \x01(\r\x12\x11\n\tsequences\x18\x06 \x01(\r\x12\x11\n\tviolation\x18\x07 \x01(\t2\xcd\x01\n\x0c\x43\x61\x63heManager\x12>\n\x06\x41ttend\x12\x18.octavo.v1.AttendRequest\x1a\x16.octavo.v1.AttendReply(\x01\x30\x01\x12\x44\n\nWatchFleet\x12\x1c.octavo.v1.WatchFleetRequest\x1a\x16.octavo.v1.FleetUpdate0\x01\x12\x37\n\x05\x41udit\x12\x17.octavo.v1.AuditRequest\x1a\x15.octavo.v1.AuditReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.cache_manager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTENDREQUEST']._serialized_start=67
-  _globals['_ATTENDREQUEST']._serialized_end=172
-  _globals['_ATTENDREPLY']._serialized_start=174
-  _globals['_ATTENDREPLY']._serialized_end=275
-  _globals['_REGISTER']._serialized_start=277
-  _globals['_REGISTER']._serialized_end=379
-  _globals['_REGISTERED']._serialized_start=381
-  _globals['_REGISTERED']._serialized_end=436
-  _globals['_EXCHANGE']._serialized_start=439
-  _globals['_EXCHANGE']._serialized_end=676
-  _globals['_FORK']._serialized_start=678
-  _globals['_FORK']._serialized_end=735
-  _globals['_ATTACH']._serialized_start=738
-  _globals['_ATTACH']._serialized_end=867
-  _globals['_GRANT']._serialized_start=870
-  _globals['_GRANT']._serialized_end=1009
-  _globals['_WATCHFLEETREQUEST']._serialized_start=1011
-  _globals['_WATCHFLEETREQUEST']._serialized_end=1030
-  _globals['_FLEETUPDATE']._serialized_start=1032
-  _globals['_FLEETUPDATE']._serialized_end=1117
-  _globals['_WORKERINFO']._serialized_start=1120
-  _globals['_WORKERINFO']._serialized_end=1273
-  _globals['_AUDITREQUEST']._serialized_start=1275
-  _globals['_AUDITREQUEST']._serialized_end=1308
-  _globals['_AUDITREPLY']._serialized_start=1311
-  _globals['_AUDITREPLY']._serialized_end=1461
-  _globals['_CACHEMANAGER']._serialized_start=1464
-  _globals['_CACHEMANAGER']._serialized_end=1669
+  _globals['_ATTENDREQUEST']._serialized_start=68
+  _globals['_ATTENDREQUEST']._serialized_end=216
+  _globals['_ATTENDREPLY']._serialized_start=218
+  _globals['_ATTENDREPLY']._serialized_end=319
+  _globals['_REGISTER']._serialized_start=322
+  _globals['_REGISTER']._serialized_end=490
+  _globals['_INVENTORY']._serialized_start=492
+  _globals['_INVENTORY']._serialized_end=566
+  _globals['_HELDSEQUENCE']._serialized_start=568
+  _globals['_HELDSEQUENCE']._serialized_end=674
+  _globals['_REGISTERED']._serialized_start=676
+  _globals['_REGISTERED']._serialized_end=731
+  _globals['_EXCHANGE']._serialized_start=734
+  _globals['_EXCHANGE']._serialized_end=971
+  _globals['_FORK']._serialized_start=973
+  _globals['_FORK']._serialized_end=1030
+  _globals['_ATTACH']._serialized_start=1033
+  _globals['_ATTACH']._serialized_end=1162
+  _globals['_GRANT']._serialized_start=1165
+  _globals['_GRANT']._serialized_end=1355
+  _globals['_WATCHFLEETREQUEST']._serialized_start=1357
+  _globals['_WATCHFLEETREQUEST']._serialized_end=1376
+  _globals['_FLEETUPDATE']._serialized_start=1378
+  _globals['_FLEETUPDATE']._serialized_end=1463
+  _globals['_WORKERINFO']._serialized_start=1466
+  _globals['_WORKERINFO']._serialized_end=1640
+  _globals['_AUDITREQUEST']._serialized_start=1642
+  _globals['_AUDITREQUEST']._serialized_end=1675
+  _globals['_AUDITREPLY']._serialized_start=1678
+  _globals['_AUDITREPLY']._serialized_end=1828
+  _globals['_CACHEMANAGER']._serialized_start=1831
+  _globals['_CACHEMANAGER']._serialized_end=2036
 # @@protoc_insertion_point(module_scope)

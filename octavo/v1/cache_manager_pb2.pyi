@@ -25,21 +25,25 @@ class AttendRequest(_message.Message):
 
     REGISTER_FIELD_NUMBER: _builtins.int
     EXCHANGE_FIELD_NUMBER: _builtins.int
+    INVENTORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register: ...
     @_builtins.property
     def exchange(self) -> Global___Exchange: ...
+    @_builtins.property
+    def inventory(self) -> Global___Inventory: ...
     def __init__(
         self,
         *,
         register: Global___Register | None = ...,
         exchange: Global___Exchange | None = ...,
+        inventory: Global___Inventory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["exchange", b"exchange", "kind", b"kind", "register", b"register"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exchange", b"exchange", "inventory", b"inventory", "kind", b"kind", "register", b"register"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange", b"exchange", "kind", b"kind", "register", b"register"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchange", b"exchange", "inventory", b"inventory", "kind", b"kind", "register", b"register"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["register", "exchange"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["register", "exchange", "inventory"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -79,11 +83,22 @@ class Register(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
+    INVENTORY_PARTS_FIELD_NUMBER: _builtins.int
+    FIRST_EPOCH_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """drawn at random when the process starts"""
     address: _builtins.str
     """host:port of its Serve"""
+    last_epoch: _builtins.int
+    """The last epoch that this process was given by any manager, 0 if none: the next one is larger."""
+    inventory_parts: _builtins.int
+    """How many `inventory` follow. 0: the pool is empty. More: the books are opened again as they tell."""
+    first_epoch: _builtins.int
+    """The first epoch that this process was given, 0 if none. Of two processes under one worker_id the one that came later
+    stays; the other is told `Superseded` and must not come again.
+    """
     @_builtins.property
     def pool(self) -> _types_pb2.PoolSpec: ...
     def __init__(
@@ -93,14 +108,88 @@ class Register(_message.Message):
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
         pool: _types_pb2.PoolSpec | None = ...,
+        last_epoch: _builtins.int = ...,
+        inventory_parts: _builtins.int = ...,
+        first_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "first_epoch", b"first_epoch", "incarnation", b"incarnation", "inventory_parts", b"inventory_parts", "last_epoch", b"last_epoch", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Register: _TypeAlias = Register  # noqa: Y015
+
+@_typing.final
+class Inventory(_message.Message):
+    """A part of what a worker's pool holds, as its last grants left it. Parts are to be about 1 MB each. An inventory that
+    contradicts itself is refused as a whole.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    published: _builtins.bytes
+    """records as in Grant.published, the one whose memory should be reused first ahead"""
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldSequence]: ...
+    def __init__(
+        self,
+        *,
+        published: _builtins.bytes = ...,
+        sequences: _abc.Iterable[Global___HeldSequence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["published", b"published", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inventory: _TypeAlias = Inventory  # noqa: Y015
+
+@_typing.final
+class HeldSequence(_message.Message):
+    """A sequence in the books. Nothing that the worker did and has not told has to be told for it: its commits are part of
+    its tokens, and a truncated one states what is left of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    root: _builtins.bytes
+    """32 bytes of Grant.roots; a child's are its parent's"""
+    tokens: _builtins.bytes
+    """u32: those that are written"""
+    table: _builtins.bytes
+    """u32: blocks"""
+    room: _builtins.int
+    """end of the positions that may be written without asking; the number of tokens if there are none"""
+    ahead: _builtins.bytes
+    """u32: the rest of the prompt that it was attached with, while it is being computed"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        root: _builtins.bytes = ...,
+        tokens: _builtins.bytes = ...,
+        table: _builtins.bytes = ...,
+        room: _builtins.int = ...,
+        ahead: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "room", b"room", "root", b"root", "sequence", b"sequence", "table", b"table", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldSequence: _TypeAlias = HeldSequence  # noqa: Y015
 
 @_typing.final
 class Registered(_message.Message):
@@ -267,6 +356,9 @@ class Grant(_message.Message):
     UNMET_FIELD_NUMBER: _builtins.int
     FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    ROOTS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     step: _builtins.int
     attached: _builtins.bytes
@@ -281,6 +373,16 @@ class Grant(_message.Message):
     """left after this grant, evictable ones included"""
     waiting: _builtins.bytes
     """u32 pairs: sequence, the sequence that computes its first missing block; it was not attached"""
+    published: _builtins.bytes
+    """What the worker's copy of the index needs, to be told back in an inventory; `published` goes first.
+    a record for each newly published block (octavo/block_record.py), all of one size; the first
+    """
+    evicted: _builtins.bytes
+    """u32 is the block, whose earlier record it replaces. The rest is the manager's alone
+    u32: blocks in which nothing is published any more
+    """
+    roots: _builtins.bytes
+    """32 bytes for each of `attached`: the root of its hash chain, opaque"""
     def __init__(
         self,
         *,
@@ -292,10 +394,13 @@ class Grant(_message.Message):
         unmet: _builtins.bytes = ...,
         free_blocks: _builtins.int = ...,
         waiting: _builtins.bytes = ...,
+        published: _builtins.bytes = ...,
+        evicted: _builtins.bytes = ...,
+        roots: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "copies", b"copies", "epoch", b"epoch", "free_blocks", b"free_blocks", "step", b"step", "tables", b"tables", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "copies", b"copies", "epoch", b"epoch", "evicted", b"evicted", "free_blocks", b"free_blocks", "published", b"published", "roots", b"roots", "step", b"step", "tables", b"tables", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,10 +463,13 @@ class WorkerInfo(_message.Message):
     POOL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     epoch: _builtins.int
     address: _builtins.str
     draining: _builtins.bool
+    incarnation: _builtins.int
+    """the process behind it: another epoch with the same one is the same process"""
     @_builtins.property
     def pool(self) -> _types_pb2.PoolSpec: ...
     @_builtins.property
@@ -375,10 +483,11 @@ class WorkerInfo(_message.Message):
         pool: _types_pb2.PoolSpec | None = ...,
         load: _types_pb2.WorkerLoad | None = ...,
         draining: _builtins.bool = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "epoch", b"epoch", "load", b"load", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "load", b"load", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,8 +57,8 @@ class CacheManagerServicer:
     """
 
     def Attend(self, request_iterator, context):
-        """One stream per worker, whose life is the worker's lease. First `register`, then one `exchange` at a time,
-        each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
+        """One stream per worker, whose life is the worker's lease. First `register` and as many `inventory` as it announces,
+        answered together by `registered`; then one `exchange` at a time, each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
         the manager ends with an error status leaves the books as they were until the lease runs out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -34,8 +34,8 @@ class CacheManagerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CacheManagerAsyncStub: ...
     Attend: _grpc.StreamStreamMultiCallable[_cache_manager_pb2.AttendRequest, _cache_manager_pb2.AttendReply]
-    """One stream per worker, whose life is the worker's lease. First `register`, then one `exchange` at a time,
-    each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
+    """One stream per worker, whose life is the worker's lease. First `register` and as many `inventory` as it announces,
+    answered together by `registered`; then one `exchange` at a time, each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
     the manager ends with an error status leaves the books as they were until the lease runs out.
     """
     WatchFleet: _grpc.UnaryStreamMultiCallable[_cache_manager_pb2.WatchFleetRequest, _cache_manager_pb2.FleetUpdate]
@@ -49,8 +49,8 @@ class CacheManagerAsyncStub(CacheManagerStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attend: _aio.StreamStreamMultiCallable[_cache_manager_pb2.AttendRequest, _cache_manager_pb2.AttendReply]  # type: ignore[assignment]
-    """One stream per worker, whose life is the worker's lease. First `register`, then one `exchange` at a time,
-    each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
+    """One stream per worker, whose life is the worker's lease. First `register` and as many `inventory` as it announces,
+    answered together by `registered`; then one `exchange` at a time, each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
     the manager ends with an error status leaves the books as they were until the lease runs out.
     """
     WatchFleet: _aio.UnaryStreamMultiCallable[_cache_manager_pb2.WatchFleetRequest, _cache_manager_pb2.FleetUpdate]  # type: ignore[assignment]
@@ -67,8 +67,8 @@ class CacheManagerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_cache_manager_pb2.AttendRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cache_manager_pb2.AttendReply], _abc.AsyncIterator[_cache_manager_pb2.AttendReply]]:
-        """One stream per worker, whose life is the worker's lease. First `register`, then one `exchange` at a time,
-        each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
+        """One stream per worker, whose life is the worker's lease. First `register` and as many `inventory` as it announces,
+        answered together by `registered`; then one `exchange` at a time, each answered by one `grant`. A stream that the worker's side drops expires its pool at once; a stream that
         the manager ends with an error status leaves the books as they were until the lease runs out.
         """
 

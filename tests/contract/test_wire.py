@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo import records, wire
+from octavo.block_record import split_records
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES
+from octavo.ids import BlockId
 from octavo.status import STATUS_OF
 from octavo.v1 import cache_manager_pb2 as manager_v1
 from octavo.v1 import types_pb2 as types_v1
@@ -66,7 +68,14 @@ loads = record(
     preemptions=u64,
 )
 workers = record(
-    records.WorkerInfo, worker_id=names, epoch=u64, address=names, pool=pools, load=loads, draining=st.booleans()
+    records.WorkerInfo,
+    worker_id=names,
+    epoch=u64,
+    address=names,
+    pool=pools,
+    load=loads,
+    draining=st.booleans(),
+    incarnation=u64,
 )
 exchanges = record(
     records.Exchange,
@@ -91,6 +100,24 @@ grants = record(
     copies=several(st.builds(records.BlockCopy, u32, u32)),
     unmet=some_u32,
     free_blocks=u32,
+    published=st.binary(max_size=64),
+    evicted=some_u32,
+    roots=several(digests),
+)
+inventories = record(
+    records.Inventory,
+    published=st.binary(max_size=64),
+    sequences=several(
+        record(
+            records.HeldSequence,
+            sequence=u32,
+            root=digests,
+            tokens=some_tokens,
+            table=some_u32,
+            room=u32,
+            ahead=some_tokens,
+        )
+    ),
 )
 samplings = record(
     records.SamplingParams,
@@ -131,10 +158,20 @@ CASES: dict[str, Case] = {
         wire.audit_from_wire,
     ),
     "registration": (
-        record(records.Registration, worker_id=names, incarnation=u64, address=names, pool=pools),
+        record(
+            records.Registration,
+            worker_id=names,
+            incarnation=u64,
+            address=names,
+            pool=pools,
+            first_epoch=u64,
+            last_epoch=u64,
+            inventory_parts=u32,
+        ),
         wire.registration_to_wire,
         wire.registration_from_wire,
     ),
+    "inventory": (inventories, wire.inventory_to_wire, wire.inventory_from_wire),
     "registered": (
         st.builds(records.Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000)),
         wire.registered_to_wire,
@@ -208,6 +245,16 @@ BYTES = b"12345"
 RUN_TOO_LONG = wire.pack([1, 3, 7])
 PLACED_RUN_TOO_LONG = wire.pack([1, 0, 3, 7])
 
+
+def in_inventory(message: manager_v1.HeldSequence) -> records.Inventory:
+    return wire.inventory_from_wire(manager_v1.Inventory(sequences=[message]))
+
+
+def records_of_four(message: manager_v1.Inventory) -> list[tuple[BlockId, bytes]]:
+    """Those of blocks of four tokens."""
+    return list(split_records("inventory.published", wire.inventory_from_wire(message).published, 4))
+
+
 MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (wire.exchange_from_wire, manager_v1.Exchange(truncated=BYTES), "exchange.truncated: 5 bytes"),
     (wire.exchange_from_wire, manager_v1.Exchange(truncated=wire.pack([1])), "exchange.truncated: 1 values"),
@@ -262,6 +309,13 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (wire.grant_from_wire, manager_v1.Grant(copies=BYTES), "grant.copies: 5 bytes"),
     (wire.grant_from_wire, manager_v1.Grant(copies=wire.pack([1])), "grant.copies: 1 values"),
     (wire.grant_from_wire, manager_v1.Grant(unmet=BYTES), "grant.unmet: 5 bytes"),
+    (wire.grant_from_wire, manager_v1.Grant(evicted=BYTES), "grant.evicted: 5 bytes"),
+    (wire.grant_from_wire, manager_v1.Grant(roots=BYTES), "grant.roots: 5 bytes, wanted a multiple of 32"),
+    (in_inventory, manager_v1.HeldSequence(root=BYTES), "inventory.sequences.root: 5 bytes, wanted 32"),
+    (in_inventory, manager_v1.HeldSequence(root=bytes(32), tokens=BYTES), "inventory.sequences.tokens: 5 bytes"),
+    (in_inventory, manager_v1.HeldSequence(root=bytes(32), table=BYTES), "inventory.sequences.table: 5 bytes"),
+    (in_inventory, manager_v1.HeldSequence(root=bytes(32), ahead=BYTES), "inventory.sequences.ahead: 5 bytes"),
+    (records_of_four, manager_v1.Inventory(published=BYTES), "inventory.published: 5 bytes, wanted a multiple of 56"),
     (wire.submission_from_wire, worker_v1.Submit(prompt=BYTES), "submit.prompt: 5 bytes"),
     (
         wire.submission_from_wire,

@@ -1,7 +1,7 @@
 """A real cache manager service in this process, on loopback, under a clock that the test moves; stand-in workers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,17 @@ from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import Exchange, FleetUpdate, Grant, PoolAudit, PoolSpec, Registered, Registration, WorkerLoad
+from octavo.records import (
+    Exchange,
+    FleetUpdate,
+    Grant,
+    Inventory,
+    PoolAudit,
+    PoolSpec,
+    Registered,
+    Registration,
+    WorkerLoad,
+)
 from octavo.redis_client import open_client
 from octavo.service import Service, open_channel
 from octavo.status import translated
@@ -25,10 +35,12 @@ from octavo.wire import (
     exchange_to_wire,
     fleet_from_wire,
     grant_from_wire,
+    inventory_to_wire,
     registered_from_wire,
     registration_to_wire,
 )
 from tests.support import books
+from tests.support.mirror import Mirror
 
 LEASE_SECONDS = 5.0
 
@@ -110,6 +122,7 @@ class WorkerStandIn:
         self.worker_id = WorkerId(worker_id)
         self.epoch = Epoch(0)
         self.step = 0
+        self.mirror = Mirror(books.pool_spec().block_size)
 
     @property
     def index(self) -> str:
@@ -122,23 +135,40 @@ class WorkerStandIn:
             await self._call.write(message)
             return await asyncio.wait_for(self._call.read(), 10)
 
+    async def write(self, message: v1.AttendRequest) -> None:
+        """Send anything that is not answered."""
+        await self._call.write(message)
+
     async def hear(self) -> v1.AttendReply:
         """Wait for a word of the manager; raises what it raises."""
         with translated():
             return await asyncio.wait_for(self._call.read(), 10)
 
-    async def register(self, pool: PoolSpec, address: str = "127.0.0.1:1") -> Registered:
-        registration = Registration(worker_id=self.worker_id, incarnation=Incarnation(7), address=address, pool=pool)
-        reply = await self.say(v1.AttendRequest(register=registration_to_wire(registration)))
-        registered = registered_from_wire(reply.registered)
+    def registration(self, pool: PoolSpec, **fields: Any) -> Registration:
+        fields = {"incarnation": Incarnation(7), "address": "127.0.0.1:1"} | fields
+        return Registration(worker_id=self.worker_id, pool=pool, **fields)
+
+    async def register(self, pool: PoolSpec, inventory: Sequence[Inventory] = (), **fields: Any) -> Registered:
+        registration = self.registration(pool, inventory_parts=len(inventory), **fields)
+        messages = [
+            v1.AttendRequest(register=registration_to_wire(registration)),
+            *(v1.AttendRequest(inventory=inventory_to_wire(part)) for part in inventory),
+        ]
+        with translated():
+            for message in messages[:-1]:
+                await self._call.write(message)
+        registered = registered_from_wire((await self.say(messages[-1])).registered)
         self.epoch, self.step = registered.epoch, 0
         return registered
 
     async def exchange(self, *, load: WorkerLoad | None = None, draining: bool = False, **parts: Any) -> Grant:
         """The next exchange, from plain numbers as in `books.exchange`."""
         self.step += 1
-        exchange = books.exchange(step=self.step, **parts)
-        return await self.send(replace(exchange, load=load or WorkerLoad(), draining=draining))
+        exchange = replace(books.exchange(step=self.step, **parts), load=load or WorkerLoad(), draining=draining)
+        self.mirror.does(exchange)
+        grant = await self.send(exchange)
+        self.mirror.hears(exchange, grant)
+        return grant
 
     async def send(self, exchange: Exchange) -> Grant:
         """An exchange of this worker's epoch with the step that it says."""

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cache_manager.core.lease import LeaseBook
-from octavo.errors import StaleEpoch, UnknownWorker
+from cache_manager.core.lease import MAX_EPOCH, LeaseBook
+from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Epoch, Incarnation, WorkerId
 from octavo.records import Registration
 from tests.support.books import pool_spec
@@ -11,9 +11,14 @@ from tests.support.books import pool_spec
 NOW = 1_700_000_000.0
 
 
-def registration(worker: str = "w1", incarnation: int = 7) -> Registration:
+def registration(worker: str = "w1", incarnation: int = 7, first: int = 0, last: int = 0) -> Registration:
     return Registration(
-        worker_id=WorkerId(worker), incarnation=Incarnation(incarnation), address="host:1", pool=pool_spec()
+        worker_id=WorkerId(worker),
+        incarnation=Incarnation(incarnation),
+        address="host:1",
+        pool=pool_spec(),
+        first_epoch=Epoch(first),
+        last_epoch=Epoch(last or first),
     )
 
 
@@ -46,8 +51,69 @@ def test_a_lease_lasts_as_long_as_it_is_renewed():
 def test_the_epoch_of_a_registration_is_known_before_it_is_made():
     book = LeaseBook(5.0)
     book.register(registration("a"), NOW)
-    expected = book.next_epoch(NOW)
+    expected = book.next_epoch(registration("b"), NOW)
     assert book.register(registration("b"), NOW).epoch == expected
+
+
+def test_a_worker_is_given_a_larger_epoch_by_every_manager():
+    """Even by one whose clock is behind."""
+    elsewhere = LeaseBook(5.0).register(registration(), NOW + 3600).epoch
+    assert LeaseBook(5.0).register(registration(first=elsewhere), NOW).epoch == elsewhere + 1
+
+
+@pytest.mark.parametrize(("first", "last"), [(2, 1), (1, MAX_EPOCH + 1)])
+def test_epochs_that_were_never_given_are_refused(first, last):
+    book = LeaseBook(5.0)
+    with pytest.raises(InvalidRequest, match=f"first_epoch {first}, last_epoch {last}"):
+        book.register(registration(first=first, last=last), NOW)
+    assert len(book) == 0
+
+
+class TestTwoProcessesUnderOneName:
+    def test_the_later_one_takes_over(self):
+        book = LeaseBook(5.0)
+        old = book.register(registration(incarnation=1), NOW)
+        new = book.register(registration(incarnation=2), NOW + 1)
+        with pytest.raises(StaleEpoch):
+            book.renew(old.worker_id, old.epoch, NOW + 1)
+        assert list(book) == [new]
+
+    def test_the_earlier_one_does_not_take_it_back(self):
+        book = LeaseBook(5.0)
+        old = book.register(registration(incarnation=1), NOW)
+        new = book.register(registration(incarnation=2), NOW + 1)
+        with pytest.raises(Superseded, match=str(new.epoch)):
+            book.register(registration(incarnation=1, first=old.epoch), NOW + 2)
+        assert list(book) == [new]
+
+    @pytest.mark.parametrize("first_to_come", [1, 2])
+    def test_a_manager_that_has_forgotten_both_decides_alike(self, first_to_come):
+        book = LeaseBook(5.0)
+        come = {
+            incarnation: registration(incarnation=incarnation, first=int(NOW * 1000) + incarnation)
+            for incarnation in (1, 2)
+        }
+        book.register(come[first_to_come], NOW + 10)
+        if first_to_come == 1:
+            book.register(come[2], NOW + 10)
+        for _ in range(2):
+            with pytest.raises(Superseded):
+                book.register(come[1], NOW + 11)
+        assert [lease.registration.incarnation for lease in book] == [2]
+
+    def test_the_earlier_one_is_taken_when_the_other_is_not_heard_any_more(self):
+        book = LeaseBook(5.0)
+        old = book.register(registration(incarnation=1), NOW)
+        book.register(registration(incarnation=2), NOW + 1)
+        book.register(registration(incarnation=1, first=old.epoch), NOW + 6)
+        assert [lease.registration.incarnation for lease in book] == [1]
+
+    def test_the_same_process_may_always_come_again(self):
+        book = LeaseBook(5.0)
+        first = book.register(registration(), NOW)
+        again = book.register(registration(first=first.epoch), NOW + 1)
+        assert again.born == first.epoch
+        assert list(book) == [again]
 
 
 def test_asking_for_a_lease_does_not_extend_it():

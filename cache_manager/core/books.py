@@ -1,0 +1,49 @@
+"""The parts of one worker's books: the blocks, what is published in them, who has which, who computes what.
+
+They are empty for a new pool and filled from an inventory for one that has lost its books (restoration.py). From then
+on a ledger owns them.
+"""
+
+from dataclasses import dataclass
+
+from cache_manager.core.block_pool import BlockPool
+from cache_manager.core.block_table import BlockTables
+from cache_manager.core.prefix_index import NextHash, PrefixIndex
+from cache_manager.core.single_flight import SingleFlight
+from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
+from octavo.errors import InvalidRequest
+from octavo.records import PoolSpec
+
+MAX_BLOCKS = 1 << 24
+"""Of one pool: 268 million positions in blocks of 16."""
+
+MAX_BLOCK_SIZE = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Of one pool."""
+
+    pool: BlockPool
+    index: PrefixIndex
+    tables: BlockTables
+    flights: SingleFlight
+    vocabulary: Vocabulary
+
+
+def empty_books(spec: PoolSpec, next_hash: NextHash) -> Books:
+    """Those of a pool in which nothing is.
+
+    Raises:
+        InvalidRequest: there can be no such pool.
+    """
+    _require_within("num_blocks", spec.num_blocks, MAX_BLOCKS)
+    _require_within("block_size", spec.block_size, MAX_BLOCK_SIZE)
+    _require_within("vocab_size", spec.vocab_size, MAX_VOCAB_SIZE)
+    index = PrefixIndex(spec.num_blocks, spec.block_size, next_hash)
+    return Books(BlockPool(spec.num_blocks), index, BlockTables(), SingleFlight(index), Vocabulary(spec.vocab_size))
+
+
+def _require_within(field: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InvalidRequest(f"{field}: {value}, from 1 to {most} is possible")
