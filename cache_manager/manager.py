@@ -115,6 +115,8 @@ class Manager:
         member = _Member(lease=lease, ledger=ledger, index=index_key(registration.worker_id, lease.epoch), ended=ended)
         self._members[registration.worker_id] = member
         self._changes.open(member.index, ledger.published)
+        if registration.last_epoch:  # what a manager that died has left
+            self._changes.drop([index_key(registration.worker_id, registration.last_epoch)])
         self._alone.clear()
         self._feed.note(registration.worker_id, urgent=True)
         log.info("worker_registered", extra=_described(lease))

@@ -83,10 +83,18 @@ class ManagerService:
             watch.close()
 
     @asynccontextmanager
-    async def worker(self, worker_id: str = "w", **pool: Any) -> AsyncGenerator["WorkerStandIn"]:
-        """A worker that has registered; its stream is dropped at the end."""
+    async def worker(
+        self,
+        worker_id: str = "w",
+        *,
+        inventory: Sequence[Inventory] = (),
+        last: "WorkerStandIn | None" = None,
+        **pool: Any,
+    ) -> AsyncGenerator["WorkerStandIn"]:
+        """A worker that has registered, for the first time or again; its stream is dropped at the end."""
         worker = WorkerStandIn(self.stub, worker_id)
-        await worker.register(books.pool_spec(**pool))
+        epochs = {} if last is None else {"first_epoch": last.epoch, "last_epoch": last.epoch}
+        await worker.register(books.pool_spec(**pool), inventory, **epochs)
         try:
             yield worker
         finally:

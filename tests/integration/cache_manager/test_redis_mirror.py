@@ -116,6 +116,34 @@ async def test_a_new_epoch_begins_with_an_empty_index(redis: RedisServer, servic
             await until_index_is(redis, later, members(prompt(2)))
 
 
+async def test_a_worker_that_comes_again_has_its_index_again(redis: RedisServer, service: ManagerService) -> None:
+    """S44: under its new epoch, whichever manager it comes to; what stood under the old one is dropped at once."""
+    lost = WorkerStandIn(service.stub)
+    await lost.register(books.pool_spec())
+    await lost.compute(1, prompt(1))
+    await until_index_is(redis, lost, members(prompt(1)))
+    async with manager_service(redis.url) as other, other.worker(inventory=lost.mirror.inventory(), last=lost) as again:
+        await until_index_is(redis, again, members(prompt(1)))
+        await until_key_is_gone(redis, lost.index)
+        lost.drop()
+
+
+async def test_lost_and_strange_changes_are_made_good(redis: RedisServer, service: ManagerService) -> None:
+    """S44: of every 100 changes one is dropped, and one comes that nobody made. No block is credited that is absent."""
+    dice = random.Random(44)
+    async with service.worker(num_blocks=12) as worker:
+        for sequence in range(1, 301):
+            await worker.compute(sequence, prompt(dice.randrange(6), blocks=dice.randrange(1, 9)))
+            await worker.exchange(finished=[sequence])
+            if sequence % 100 == 0:
+                await redis.client.spop(worker.index)
+            if sequence % 100 == 50:
+                await redis.client.sadd(worker.index, dice.randbytes(16))
+        await worker.compute(999, prompt(77))  # the next change, at which a wrong size is seen
+        truth = {index_member(block) for block in service.changes.truth(worker.index)} | {WHOLE_MARK}
+        await until_index_is(redis, worker, truth)
+
+
 async def test_a_manager_that_stops_drops_its_indexes(redis: RedisServer) -> None:
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(manager_service(redis.url))
