@@ -2,6 +2,10 @@
 
     python -m bench.control_plane [--steps 250]
 
+The workers say what a worker of ours says (worker/core/tables.py): of each sequence, once a block, the tokens of the
+block that has become full, and that it needs the next one. So with 64 sequences, which fill their blocks at different
+times, nearly every step has an exchange, about four sequences in each; a sequence alone has one every sixteen steps.
+
 Both against a real `python -m cache_manager` with a real Redis, and against a null server: the same stream, the same
 messages, an empty reply. Times move with the machine; the ratio to the null server, which costs what gRPC costs, moves
 less. One JSON object a line.
@@ -12,11 +16,12 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import socket
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +48,10 @@ PROMPT_TOKENS = 256
 WARM_UP_STEPS = 25
 """Not measured."""
 
-ROUND_TRIPS = 500
-"""Of the quiet measurement: one worker, back to back."""
+QUIET_STEPS = 2000
+"""Of one worker alone, back to back."""
+
+QUIET_SEQUENCES = (1, 8, SEQUENCES)
 
 POOL = PoolSpec(
     model="bench",
@@ -60,37 +67,47 @@ POOL = PoolSpec(
 
 
 class Decoder:
-    """A worker that decodes: every step commits one token of each sequence and reserves the next two."""
+    """A worker that decodes. Its sequences fill their blocks at different times, as those of strangers do."""
 
     def __init__(self, channel: grpc.aio.Channel, number: int, sequences: int) -> None:
         self._call: Any = v1_grpc.CacheManagerStub(channel).Attend()
         self._name = WorkerId(f"worker-{number}")
-        self._sequences = [SequenceId(1 + sequence) for sequence in range(sequences)]
+        dice = random.Random(number)
+        self._prompts = {
+            SequenceId(1 + sequence): PROMPT_TOKENS + dice.randrange(POOL.block_size) for sequence in range(sequences)
+        }
+        """Their lengths."""
+        self._steps = 0
         self._epoch = Epoch(0)
-        self._step = 0
+        self._exchanges = 0
 
     async def join(self) -> None:
         """Register and compute every sequence's prompt; no two prompts are alike."""
         registration = Registration(worker_id=self._name, incarnation=Incarnation(1), address="127.0.0.1:1", pool=POOL)
         reply = await self._say(v1.AttendRequest(register=registration_to_wire(registration)))
         self._epoch = Epoch(reply.registered.epoch)
-        prompts = {sequence: (sequence,) * PROMPT_TOKENS for sequence in self._sequences}
-        reserves = tuple(Reservation(sequence, PROMPT_TOKENS) for sequence in prompts)
+        prompts = {sequence: (sequence,) * length for sequence, length in self._prompts.items()}
         await self._exchange(
-            attaches=tuple(Attach(sequence, prompt) for sequence, prompt in prompts.items()), reserves=reserves
+            attaches=tuple(Attach(sequence, prompt) for sequence, prompt in prompts.items()),
+            reserves=tuple(Reservation(sequence, len(prompt)) for sequence, prompt in prompts.items()),
         )
         await self._exchange(
-            commits=tuple(Commit(sequence, prompt) for sequence, prompt in prompts.items()), reserves=self._two_ahead()
+            commits=tuple(Commit(sequence, prompt) for sequence, prompt in prompts.items()),
+            reserves=tuple(Reservation(sequence, 1) for sequence in prompts),
         )
 
-    async def decode(self) -> float:
-        """One step's exchange. Returns its round trip in seconds, serialising included."""
-        token = self._step % POOL.vocab_size
+    async def decode(self) -> float | None:
+        """One step. Returns the round trip of its exchange in seconds, serialising included; None if it needs none."""
+        self._steps += 1
+        full = [s for s, prompt in self._prompts.items() if (prompt + self._steps) % POOL.block_size == 0]
+        if not full:
+            return None
+        tokens = (self._steps % POOL.vocab_size,) * min(self._steps, POOL.block_size)
         started = time.perf_counter()
         await self._exchange(
-            commits=tuple(Commit(sequence, (token,)) for sequence in self._sequences),
-            reserves=self._two_ahead(),
-            load=WorkerLoad(running_sequences=len(self._sequences), output_tokens=self._step * len(self._sequences)),
+            commits=tuple(Commit(sequence, tokens) for sequence in full),
+            reserves=tuple(Reservation(sequence, 1) for sequence in full),
+            load=WorkerLoad(running_sequences=len(self._prompts), output_tokens=self._steps * len(self._prompts)),
         )
         return time.perf_counter() - started
 
@@ -98,17 +115,17 @@ class Decoder:
         """Drop the stream."""
         self._call.cancel()
 
-    def _two_ahead(self) -> tuple[Reservation, ...]:
-        return tuple(Reservation(sequence, 2) for sequence in self._sequences)
-
     async def _exchange(self, **parts: Any) -> None:
-        self._step += 1
-        exchange = Exchange(epoch=self._epoch, step=self._step, **parts)
+        self._exchanges += 1
+        exchange = Exchange(epoch=self._epoch, step=self._exchanges, **parts)
         await self._say(v1.AttendRequest(exchange=exchange_to_wire(exchange)))
 
     async def _say(self, message: v1.AttendRequest) -> v1.AttendReply:
         await self._call.write(message)
         return await self._call.read()
+
+
+Decode = Callable[[], Awaitable[float | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +152,11 @@ async def measure(server: Process, steps: int) -> Figures:
     """All measurements against one server."""
     figures = Figures()
     async with open_channel(server.address) as channel:
-        for sequences in (1, SEQUENCES):
+        for sequences in QUIET_SEQUENCES:
             worker = Decoder(channel, 0, sequences)
             await worker.join()
             await _repeat(worker.decode, WARM_UP_STEPS)
-            figures.quiet_seconds[sequences] = await _repeat(worker.decode, ROUND_TRIPS)
+            figures.quiet_seconds[sequences] = await _repeat(worker.decode, QUIET_STEPS)
             worker.leave()
         for fleet in FLEETS:
             figures.busy[fleet] = await _measure_fleet(channel, server.pid, fleet, steps)
@@ -159,8 +176,9 @@ async def _measure_fleet(channel: grpc.aio.Channel, pid: int, fleet: int, steps:
     return Busy([seconds for run in runs for seconds in run], used)
 
 
-async def _repeat(decode: Callable[[], Any], steps: int) -> list[float]:
-    return [await decode() for _ in range(steps)]
+async def _repeat(decode: Decode, steps: int) -> list[float]:
+    taken = [await decode() for _ in range(steps)]
+    return [seconds for seconds in taken if seconds is not None]
 
 
 async def _together(workers: Sequence[Decoder], steps: int) -> list[list[float]]:
@@ -169,14 +187,15 @@ async def _together(workers: Sequence[Decoder], steps: int) -> list[list[float]]
     return await asyncio.gather(*(_paced(worker.decode, steps, at * apart) for at, worker in enumerate(workers)))
 
 
-async def _paced(decode: Callable[[], Any], steps: int, after: float) -> list[float]:
+async def _paced(decode: Decode, steps: int, after: float) -> list[float]:
     """One step every 20 ms; a late one is not made up for."""
     now = asyncio.get_running_loop().time
     taken: list[float] = []
     await asyncio.sleep(after)
     for _ in range(steps):
         due = now() + STEP_SECONDS
-        taken.append(await decode())
+        if (seconds := await decode()) is not None:
+            taken.append(seconds)
         await asyncio.sleep(max(0.0, due - now()))
     return taken
 
@@ -255,9 +274,16 @@ async def running(process: Process) -> AsyncGenerator[Process]:
 def report(manager: Figures, null: Figures, steps: int) -> Iterable[dict[str, object]]:
     """One object a figure."""
     for sequences in manager.quiet_seconds:
-        own, least = _median_us(manager.quiet_seconds[sequences]), _median_us(null.quiet_seconds[sequences])
+        taken = manager.quiet_seconds[sequences]
+        own, least = _median_us(taken), _median_us(null.quiet_seconds[sequences])
         name = "exchange_p50_us" if sequences == SEQUENCES else f"exchange_p50_us_{sequences}_sequence"
         yield _line(name, own, "us", sequences=sequences, null_server_us=round(least), ratio=round(own / least, 2))
+        yield _line(
+            f"exchanges_per_100_steps_{sequences}",
+            100 * len(taken) / QUIET_STEPS,
+            "exchanges",
+            block_size=POOL.block_size,
+        )
     for fleet in manager.busy:
         yield from _report_fleet(manager.busy[fleet], null.busy[fleet], fleet, steps)
 

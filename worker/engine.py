@@ -1,11 +1,11 @@
-"""The worker's loop: plan, exchange (until the manager and the scheduler agree), execute, apply, report.
+"""The worker's loop: plan, exchange (if need be, until the manager and the scheduler agree), execute, apply, report.
 
 One task runs the loop. Submissions and cancels are plain calls on the same event loop; they fall between two awaits of
 it and take effect with the next plan, so there are no locks. The model runs in a thread, one step at a time.
 
 What keeps every request alive:
-- Commits and frees that are left when nothing runs are flushed at once. An idle worker, or one whose step takes long,
-  sends an exchange every third of the lease.
+- An exchange is made when there is something to tell or to ask (worker/core/tables.py), and at the latest a third of
+  the lease after the one before, whatever the worker does meanwhile.
 - When the manager is lost, or says that the epoch is over, all that ran is computed again under a new registration.
 - A step that raises ends the requests that were in it, and no others.
 - No gateway is waited for: one that does not read loses its stream, and its requests are cancelled.
@@ -69,6 +69,7 @@ class Engine:
         self._epoch = Epoch(0)
         self._step = 0
         self._heartbeat_seconds = 1.0
+        self._renew_at = 0.0
 
     # ---- what the servicer calls -----------------------------------------------------------------------------
 
@@ -148,6 +149,7 @@ class Engine:
         registered = await self._client.register(registration)
         self._epoch, self._step = registered.epoch, 0
         self._heartbeat_seconds = registered.lease_seconds / 3
+        self._renew_at = _now() + self._heartbeat_seconds
         log.info("registered", extra={"epoch": registered.epoch, "lease_seconds": registered.lease_seconds})
         await self._set_ready(not self._draining)
 
@@ -161,23 +163,25 @@ class Engine:
                 await self._sleep()
 
     async def _run_step(self) -> None:
-        before, plan = self._scheduler.preemptions, None
-        while plan is None:
-            grant = await self._exchange(self._scheduler.plan(self._epoch, self._next_step()))
-            plan = self._scheduler.granted(grant)
+        before, plan = self._scheduler.preemptions, self._plan()
+        while isinstance(plan, Exchange):
+            plan = self._scheduler.granted(await self._exchange(plan)) or self._plan()
         if preempted := self._scheduler.preemptions - before:
             log.info("sequences_preempted", extra={"sequences": preempted, "step": self._step})
         if plan.chunks:
             self._publish(await self._execute(plan))
+
+    def _plan(self) -> Exchange | StepPlan:
+        return self._scheduler.plan(self._epoch, self._step + 1)
 
     async def _execute(self, plan: StepPlan) -> dict[GatewayKey, StepReport]:
         """Run the step and take its result in. However this ends, the thread has ended before."""
         running = asyncio.create_task(asyncio.to_thread(self._runner.execute, plan))
         try:
             while not running.done():
-                await asyncio.wait({running}, timeout=self._heartbeat_seconds)
-                if not running.done():
-                    await self._exchange(self._scheduler.heartbeat(self._epoch, self._next_step()))
+                await asyncio.wait({running}, timeout=max(0.0, self._renew_at - _now()))
+                if self._renew_at <= _now():
+                    await self._renew()
         finally:
             await asyncio.wait({running})
             failure = running.exception()
@@ -188,6 +192,8 @@ class Engine:
 
     async def _exchange(self, exchange: Exchange) -> Grant:
         """Raises ConnectionError or StaleEpoch when the worker must register again."""
+        self._step = exchange.step
+        self._renew_at = _now() + self._heartbeat_seconds
         try:
             return await self._client.exchange(exchange)
         except (StaleEpoch, Draining):
@@ -196,15 +202,16 @@ class Engine:
             log.error("exchange_refused", exc_info=error, extra={"epoch": exchange.epoch, "step": exchange.step})
             raise StaleEpoch(f"the manager refuses step {exchange.step}") from error
 
-    def _next_step(self) -> int:
-        self._step += 1
-        return self._step
+    async def _renew(self) -> None:
+        await self._exchange(self._scheduler.heartbeat(self._epoch, self._step + 1))
 
     async def _sleep(self) -> None:
         """Until somebody calls, or the lease wants to be renewed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._heartbeat_seconds):
+        try:
+            async with asyncio.timeout(self._renew_at - _now()):
                 await self._woken.wait()
+        except TimeoutError:
+            await self._renew()
 
     def _wake(self) -> None:
         self._at_rest.clear()
@@ -218,3 +225,7 @@ class Engine:
             outbox.put(report)
             if outbox.closed:
                 self._scheduler.cancel_gateway(key)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -62,8 +62,8 @@ class Auditor:
     def _table_violations(self, table: BlockTable) -> Iterator[str]:
         length, size = table.length, table.block_size
         held = len(table.blocks) * size
-        if not length <= table.reserved <= table.room <= held:
-            yield f"length {length}, reserved {table.reserved}, room {table.room}, blocks for {held}"
+        if not length <= table.room <= held:
+            yield f"length {length}, room {table.room}, blocks for {held}"
         if len(set(table.blocks)) != len(table.blocks):
             yield "a block stands twice in its table"
         # The tail is writable if there is room in it; blocks behind it always are.

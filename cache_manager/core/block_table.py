@@ -1,10 +1,10 @@
 """Where a sequence's positions live: position p in block `blocks[p // S]`, at offset `p % S`.
 
 Invariants, for a block size S:
-- `len(tokens) <= reserved <= room <= S * len(blocks)`.
+- `len(tokens) <= room <= S * len(blocks)`.
 - A table grows at its end only; an entry changes by copy-on-write, or when an equal block was published first.
-- Positions [length, reserved) were asked for, and [length, room) are writable: their blocks belong to this table alone
-  and are not published. So most reserves of a decoding sequence find their position there and change one number.
+- Positions [length, room) are writable: their blocks belong to this table alone and are not published. A reserve that
+  is met ends with its last block, so a worker that decodes asks, and tells what it wrote, once a block.
 - The first `published` blocks are in the prefix index, each under this sequence's own hash.
 """
 
@@ -31,10 +31,8 @@ class BlockTable:
     blocks: list[BlockId]
     tokens: "array[int]"
     """The committed ones, u32."""
-    reserved: int
-    """End of the positions that may be committed."""
     room: int
-    """End of the positions that can be reserved without a block and without a copy."""
+    """End of the positions that may be written and committed."""
     published: int
     """Leading blocks that are in the prefix index."""
 
@@ -75,7 +73,6 @@ class BlockTable:
             root=self.root,
             blocks=self.blocks[:used],
             tokens=self.tokens[:],
-            reserved=self.length,
             room=self.length,
             published=self.published,
         )
@@ -86,7 +83,7 @@ class BlockTable:
         cut = self.blocks[used:]
         del self.blocks[used:]
         del self.tokens[length:]
-        self.reserved = self.room = length
+        self.room = length
         self.published = min(self.published, self.full_blocks)
         return cut
 

@@ -54,9 +54,9 @@ class Draft:
         self._extents[sequence] = (length, length)
 
     def commit(self, sequence: SequenceId, tokens: Sequence[int]) -> None:
-        """Only reserved positions can have been written."""
-        length, reserved = self._extent(sequence)
-        self._extents[sequence] = (judge_commit(sequence, tokens, length, reserved, self._vocabulary), reserved)
+        """Only writable positions can have been written."""
+        length, room = self._extent(sequence)
+        self._extents[sequence] = (judge_commit(sequence, tokens, length, room, self._vocabulary), room)
 
     def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
         """Children are new. They may turn out unmet, so nothing but a reserve may build on them in one exchange."""
@@ -96,7 +96,7 @@ class Draft:
         extent = self._extents.get(sequence)
         if extent is None:
             table = self._tables[sequence]
-            extent = (len(table.tokens), table.reserved)
+            extent = (len(table.tokens), table.room)
         if sequence in self._freed:
             raise UnknownSequence(f"sequence {sequence} is freed already")
         return extent
@@ -107,13 +107,11 @@ class Draft:
         self._born.add(sequence)
 
 
-def judge_commit(
-    sequence: SequenceId, tokens: Sequence[int], length: int, reserved: int, vocabulary: Vocabulary
-) -> int:
-    """Tokens fit into the reserved positions, if they are appended to a sequence of this length. Returns their end."""
+def judge_commit(sequence: SequenceId, tokens: Sequence[int], length: int, room: int, vocabulary: Vocabulary) -> int:
+    """Tokens fit into the writable positions, if they are appended to a sequence of this length. Returns their end."""
     end = length + len(tokens)
-    if end > reserved:
-        raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, reserved up to {reserved}")
+    if end > room:
+        raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, writable up to {room}")
     if not vocabulary.holds(tokens):
         raise _stranger(sequence, tokens, vocabulary)
     return end

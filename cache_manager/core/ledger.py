@@ -6,8 +6,8 @@ will write (`reserve`) and after each step what it wrote (`commit`); full blocks
 The rules, each with one home:
 - attach shares the longest run of published blocks and leaves at least one token to compute. It allocates nothing. If
   another sequence is computing the block after that run, it does nothing at all (single_flight.py).
-- reserve is all or nothing, and copies the tail block first if a write to it would show elsewhere: in another table,
-  or in what is published. The last owner of an unpublished block writes in place.
+- reserve is all or nothing, gives whole blocks, and copies the tail block first if a write to it would show elsewhere:
+  in another table, or in what is published. The last owner of an unpublished block writes in place.
 - commit publishes a block only after the one before it. If an equal block was published first, the sequence takes
   that one and gives its own back, so whoever holds a published block holds all published blocks before it.
 - free and truncate release the tail first. With the order of the free list (block_pool.py) a chain therefore dies
@@ -156,7 +156,9 @@ class Ledger:
         return self._attach(attach)
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
-        """Make positions [length, length + count) writable. Asking again changes nothing.
+        """Make positions [length, length + count) writable, and the rest of their last block with them.
+
+        Asking for what is writable already changes nothing.
 
         Raises:
             PoolExhausted: too few blocks are available for all of it.
@@ -172,10 +174,10 @@ class Ledger:
 
         Raises:
             UnknownSequence: it is not in the books.
-            InvalidRequest: they reach beyond the reserved positions, or one is no token.
+            InvalidRequest: they reach beyond the writable positions, or one is no token.
         """
         table = self._tables[sequence]
-        judge_commit(sequence, tokens, len(table.tokens), table.reserved, self._vocabulary)
+        judge_commit(sequence, tokens, len(table.tokens), table.room, self._vocabulary)
         self._commit(sequence, table, tokens)
 
     def fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int = 0) -> None:
@@ -275,7 +277,7 @@ class Ledger:
         hits, missing = self._index.longest_prefix(root, raw, limit)
         reused = len(hits) * size
         committed = array("I", tokens[:reused])
-        table = BlockTable(size, root, hits, committed, reserved=reused, room=reused, published=len(hits))
+        table = BlockTable(size, root, hits, committed, room=reused, published=len(hits))
         if missing is not None and len(hits) < limit and (leader := self._flights.leader(missing)) is not None:
             self._stats.waits += 1
             return WaitFor(leader)
@@ -294,8 +296,6 @@ class Ledger:
         end = len(table.tokens) + count
         if end > table.room:
             self._make_room(sequence, table, end)
-        if end > table.reserved:
-            table.reserved = end
 
     def _make_room(self, sequence: SequenceId, table: BlockTable, end: int) -> None:
         """Allocate up to position `end`, and copy the tail if a write to it would show elsewhere."""
@@ -367,7 +367,7 @@ class Ledger:
             each = branch.has_tail + branch.missing(branch.length + reserve)
             self._require_available(len(children) * each)
         if branch.has_tail:
-            table.reserved = table.room = table.length
+            table.room = table.length
         for child in children:
             self._pool.share(branch.blocks)
             self._tables[child] = own = branch.fork()

@@ -128,9 +128,7 @@ class Restoration:
         name = f"inventory.sequences: sequence {held.sequence}"
         self._require_shape(name, held)
         size, pool = self._spec.block_size, self._books.pool
-        table = BlockTable(
-            size, held.root, list(held.table), array("I", held.tokens), reserved=held.room, room=held.room, published=0
-        )
+        table = BlockTable(size, held.root, list(held.table), array("I", held.tokens), room=held.room, published=0)
         self._require_places(name, table)
         for block in table.blocks:
             if pool.references(block):

@@ -218,6 +218,8 @@ Global___Registered: _TypeAlias = Registered  # noqa: Y015
 class Exchange(_message.Message):
     """What the worker did since its last exchange, and what it needs for its next step. Applied in this order:
     truncate, commit, fork, free, attach, reserve. Either all of it is valid, or nothing of it happens.
+    A reserve that is met makes the last block of its table writable to the end, until a fork shares it. So a step that
+    stays in its blocks needs no exchange; what it wrote may be told later, when the block is full or before a fork.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

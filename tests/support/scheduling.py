@@ -96,13 +96,12 @@ class World:
         self.scheduler.preempt_all()
         self.open_books()
 
-    def next_step(self) -> int:
-        self._step += 1
-        return self._step
-
     def exchange(self) -> StepPlan | None:
-        """One round with the ledger."""
-        exchange = self.scheduler.plan(EPOCH, self.next_step())
+        """One round with the ledger, unless the step needs none."""
+        exchange = self.scheduler.plan(EPOCH, self._step + 1)
+        if isinstance(exchange, StepPlan):
+            return exchange
+        self._step += 1
         grant = self.ledger.apply(exchange)
         self.exchanges.append((exchange, grant))
         self.check_waits(grant)

@@ -48,7 +48,7 @@ class Lineup:
     def new_child(self, parent: Sequence, sample: int) -> Sequence:
         """A sample that knows what its parent knows and is to alias its table."""
         child = self.new_sequence(parent.request, sample, parent.tokens.copy())
-        child.computed = child.reused = parent.computed
+        child.computed = child.reused = child.told = parent.computed
         child.table = parent.table[: blocks_for(parent.computed, self._block_size)]
         return child
 
@@ -67,7 +67,8 @@ class Lineup:
         self.preemptions += sequence.computed > sequence.reused
         sequence.id = self._new_id()
         sequence.table = []
-        sequence.computed = sequence.reused = 0
+        sequence.computed = sequence.reused = sequence.told = 0
+        sequence.forked = False
         sequence.sent_back = True
         self.wait(sequence)
 

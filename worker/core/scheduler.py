@@ -1,8 +1,8 @@
 """Continuous batching: which tokens each step computes, for which sequences, and who gives way when blocks are short.
 
-    exchange = scheduler.plan(epoch, step)     what the manager is told and asked
-    step_plan = scheduler.granted(grant)       None: plan and ask again, under the next step number
-    reports = scheduler.apply(step_result)     what the gateways are told
+    exchange or step_plan = scheduler.plan(epoch, step)     the step, if the manager need not be told or asked before it
+    step_plan = scheduler.granted(grant)                    None: plan again, under the next number
+    reports = scheduler.apply(step_result)                  what the gateways are told
 
 The rules:
 - Decode first; then the prefills that run, in chunks; then the waiting, oldest first and none overtaken (admission.py),
@@ -13,7 +13,9 @@ The rules:
 - Samples of one request share their prompt's prefill: once it is computed, their first tokens are drawn from the same
   logits, and the samples that go on are forked from the first. A fork that finds too few blocks leaves them waiting,
   each as a sequence of its own.
-- A step's tokens are committed by the exchange after it. What a stop ended is never written, hence never published.
+- The manager is asked when somebody needs a block, comes or forks, and told when a block is full or somebody leaves:
+  what a sequence writes into a block of its own concerns nobody else. What a stop ended is never written, hence never
+  published.
 - A cancelled sequence leaves at once; its blocks are freed by the next exchange, after the step that may still write
   to them.
 """
@@ -22,9 +24,10 @@ from dataclasses import dataclass, field
 
 from octavo.errors import Draining, OctavoError, QueueFull
 from octavo.ids import Epoch, SequenceId
-from octavo.records import Attach, Exchange, Fork, Grant, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
+from octavo.records import Attach, Exchange, Grant, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
 from worker.core.acceptance import require_runnable
 from worker.core.admission import Doorkeeper
+from worker.core.branches import Branches
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
 from worker.core.sequence import GatewayKey, Request, Sequence
@@ -34,20 +37,13 @@ from worker.core.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
-class _Branch:
-    """Samples that the next exchange forks from the one that computed their prompt."""
-
-    parent: SequenceId
-    children: list[Sequence]
-
-
-@dataclass(frozen=True, slots=True)
 class _Asked:
     """What the exchange under way asks for."""
 
     shares: list[Share] = field(default_factory=list[Share])
     children: list[Sequence] = field(default_factory=list[Sequence])
     attached: list[Sequence] = field(default_factory=list[Sequence])
+    reserves: tuple[Reservation, ...] = ()
 
 
 class Scheduler:
@@ -60,13 +56,14 @@ class Scheduler:
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._requests = Requests()
-        self._tables = Tables(pool.num_blocks)
+        self._tables = Tables(pool.num_blocks, pool.block_size)
         self._lineup = Lineup(self._tables, max_running=max_running, block_size=pool.block_size)
         self._door = Doorkeeper(self._tables, self._lineup, pool.block_size)
-        self._branches: list[_Branch] = []
+        self._branches = Branches(self._tables, self._lineup)
         self._asked = _Asked()
         self._step: list[tuple[Sequence, Chunk]] = []
         self._draining = False
+        self._draining_untold = False
 
     # ---- what comes from the gateways ------------------------------------------------------------------------
 
@@ -100,8 +97,8 @@ class Scheduler:
         self._drop(self._requests.of_gateway(gateway))
 
     def drain(self) -> None:
-        """Take nothing new from now on, and say so in every exchange."""
-        self._draining = True
+        """Take nothing new from now on, and say so in every exchange, of which there is at least one."""
+        self._draining = self._draining_untold = True
 
     def refuse_all(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
         """End every request with an error."""
@@ -134,15 +131,23 @@ class Scheduler:
 
     # ---- one step --------------------------------------------------------------------------------------------
 
-    def plan(self, epoch: Epoch, step: int) -> Exchange:
-        """The next exchange. Its grant must come to `granted`, or else the books are lost: `preempt_all`."""
-        forks, children = self._fork()
+    def plan(self, epoch: Epoch, step: int) -> Exchange | StepPlan:
+        """The exchange that must come first, with that number; or the step at once, if there is nothing to tell or ask.
+
+        The grant must come to `granted`, or else the books are lost: `preempt_all`.
+        """
+        forks, children = self._branches.take()
         running = share_out(self._lineup.running, self._max_step_tokens)
         left = self._max_step_tokens - sum(share.count for share in running)
         entering = [Share(*admitted) for admitted in self._door.admit(left)]
         attached = [share.sequence for share in entering]
-        self._asked = _Asked([*running, *entering], children, attached)
+        shares = [*running, *entering]
         commits, finished = self._tables.take_untold()
+        reserves = tuple(share.reservation() for share in shares if not share.has_room(self._pool.block_size))
+        self._asked = _Asked(shares, children, attached, reserves)
+        if not (commits or forks or finished or attached or reserves or self._draining_untold):
+            return self._step_plan()
+        self._draining_untold = False
         return Exchange(
             epoch=epoch,
             step=step,
@@ -150,7 +155,7 @@ class Scheduler:
             forks=forks,
             finished=finished,
             attaches=tuple(map(_attach, attached)),
-            reserves=tuple(Reservation(share.sequence.id, share.count) for share in self._asked.shares),
+            reserves=reserves,
             load=self.load(),
             draining=self._draining,
         )
@@ -176,8 +181,7 @@ class Scheduler:
         for (sequence, chunk), drawn in zip(step, result.tokens, strict=True):
             if sequence.ended:
                 continue
-            sequence.computed = chunk.end
-            self._tables.commit(sequence, chunk.tokens)
+            self._tables.wrote(sequence, chunk.end)
             if drawn:
                 self._take_drawn(sequence, drawn)
         return self._requests.take_reports()
@@ -194,38 +198,26 @@ class Scheduler:
     def preempt_all(self) -> None:
         """The books are lost and every table with them: whoever runs waits to be computed again."""
         self._tables.forget()
-        self._fork()
+        self._branches.take()
         for sequence in self._lineup.running.copy():
             self._lineup.send_back(sequence)
             sequence.sent_back = False  # it was no shortage
         self._asked, self._step = _Asked(), []
+        self._draining_untold = self._draining
 
     def check(self) -> None:
         """Assert the invariants that hold between two calls of the engine's loop."""
         self._lineup.check()
+        self._tables.check()
         lined_up = {*self._lineup.waiting, *self._lineup.running}
-        branching = {child for branch in self._branches for child in branch.children if not child.ended}
+        branching = self._branches.children()
         live = {sequence for request in self._requests.all() for sequence in request.live}
         assert lined_up | branching == live, (lined_up, branching, live)
         assert not lined_up & branching, (lined_up, branching)
         for sequence in live:
             assert sequence.remaining > 0, sequence.age
-            assert sequence.computed <= len(sequence.table) * self._pool.block_size, sequence.age
 
     # ---- parts of a step -------------------------------------------------------------------------------------
-
-    def _fork(self) -> tuple[tuple[Fork, ...], list[Sequence]]:
-        """The forks that are due, and their children, which run from now on."""
-        forks: list[Fork] = []
-        children: list[Sequence] = []
-        for branch in self._branches:
-            if born := [child for child in branch.children if not child.ended]:
-                forks.append(Fork(branch.parent, tuple(child.id for child in born), reserve=1))
-                children += born
-        for child in children:
-            self._lineup.run(child)
-        self._branches = []
-        return tuple(forks), children
 
     def _enter_books(self, grant: Grant, unmet: set[SequenceId]) -> None:
         """Follow the grant: who has a table now, and what is in it."""
@@ -235,6 +227,7 @@ class Scheduler:
         for sequence in (*born, *came_in):
             self._tables.enter(sequence)
         self._tables.take_in(grant)
+        self._tables.reserved(wish.sequence for wish in self._asked.reserves if wish.sequence not in unmet)
         for child in self._asked.children:
             if child.id in unmet and not child.ended:
                 self._lineup.send_back(child)  # to be attached by itself
@@ -289,7 +282,7 @@ class Scheduler:
             if self._requests.drawn(sequence, token):
                 self._end(sequence)
         if children:
-            self._branches.append(_Branch(first.id, children))
+            self._branches.add(first.id, children)
 
     def _end(self, sequence: Sequence) -> None:
         self._lineup.end(sequence)

@@ -57,7 +57,11 @@ class Sequence:
     computed: int = 0
     reused: int = 0
     """Of the computed positions, those that it found published when it was attached, or took from its parent."""
+    told: int = 0
+    """Of the computed positions, those that the manager knows of."""
     table: list[BlockId] = field(default_factory=list[BlockId])
+    forked: bool = False
+    """Its last block belongs to others too, since nothing was reserved for it after a fork."""
     sent_back: bool = False
     """It lost its table to a shortage, and is let in again only when there is room for all its tokens."""
     follows: Wait | None = None
@@ -101,6 +105,10 @@ class Sequence:
             and self.tokens[:length] == other.tokens[:length]
             and self.request.submission.scope == other.request.submission.scope
         )
+
+    def has_room(self, count: int, block_size: int) -> bool:
+        """Whether the next `count` positions may be written unasked: a last block is its sequence's own to the end."""
+        return not self.forked and self.computed + count <= len(self.table) * block_size
 
     def growth(self, block_size: int) -> int:
         """Blocks to add before all known tokens have a place."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.records import Reservation
 from worker.core.sequence import Sequence
 from worker.core.step import Chunk, Draw
 
@@ -13,12 +14,20 @@ class Share:
 
     sequence: Sequence
     count: int
-    """Tokens that it may compute, and for which positions are reserved."""
+    """Tokens that it may compute, once there is room for them."""
 
     @property
     def computes(self) -> int:
         """Tokens that it will compute: a prefix hit may have left fewer than were foreseen."""
         return min(self.count, self.sequence.remaining)
+
+    def has_room(self, block_size: int) -> bool:
+        """Whether it may compute them unasked. What is about to be forked may: the fork reserves its position."""
+        return self.sequence.has_room(self.count, block_size)
+
+    def reservation(self) -> Reservation:
+        """The room to ask for, counted from what the manager knows."""
+        return Reservation(self.sequence.id, self.sequence.computed + self.count - self.sequence.told)
 
     def chunk(self) -> Chunk:
         """The tokens; behind the last known one, a draw for the sample and for each that will be born of it."""

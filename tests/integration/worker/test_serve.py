@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
-from octavo.records import StepReport, Submission
+from octavo.records import Exchange, StepReport, Submission
 from octavo.v1 import worker_pb2 as v1
 from octavo.wire import submission_to_wire
 from tests.support import books
@@ -354,6 +354,38 @@ async def test_a_worker_renews_its_lease_while_a_step_takes_long(runner: Functio
         turnstile.let_through(100)
         await gateway.until_ended(SHORT)
         assert_served(gateway, SHORT)
+
+
+async def until_one_more(exchanges: list[Exchange]) -> None:
+    seen = len(exchanges)
+    await until(lambda: len(exchanges) > seen)
+
+
+async def test_a_worker_renews_its_lease_over_steps_that_need_no_exchange(runner: FunctionRunner):
+    client, turnstile = LedgerClient(lease_seconds=0.01), Turnstile(runner)
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        wanted = submission(1, range(POOL.block_size), POOL.block_size)
+        await gateway.submit(wanted)
+        for step in range(1, wanted.max_tokens + 1):
+            await turnstile.until_waiting(step)
+            await until_one_more(client.exchanges)
+            turnstile.let_through()
+        await gateway.until_ended(wanted)
+        assert_served(gateway, wanted)
+    assert [exchange.step for exchange in client.exchanges] == list(range(1, len(client.exchanges) + 1))
+
+
+async def test_a_worker_that_decodes_says_nothing_between_two_blocks(runner: FunctionRunner):
+    client = LedgerClient()
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        await gateway.submit(LONG)
+        await gateway.until_ended(LONG)
+        await until(lambda: client.exchanges[-1].finished != ())
+    written = len(LONG.prompt) + LONG.max_tokens - 1
+    assert written % POOL.block_size == 0, "the last block's exchange is that of the end"
+    assert len(client.exchanges) == 1 + written // POOL.block_size
 
 
 async def test_a_draining_worker_finishes_what_it_has(

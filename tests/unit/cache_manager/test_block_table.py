@@ -7,16 +7,14 @@ from octavo.hashing import token_bytes
 from octavo.ids import BlockHash
 
 
-def table_of(length: int, *, reserved: int = 0, size: int = 4) -> BlockTable:
+def table_of(length: int, *, room: int = 0, size: int = 4) -> BlockTable:
     """Blocks 10, 11, ... over tokens 0, 1, ..., with every full block published."""
-    reserved = max(length, reserved)
-    blocks = [10 + index for index in range(blocks_needed(reserved, size))]
+    blocks = [10 + index for index in range(blocks_needed(max(length, room), size))]
     return BlockTable(
         block_size=size,
         root=BlockHash(b"root"),
         blocks=blocks,
         tokens=array("I", range(length)),
-        reserved=reserved,
         room=len(blocks) * size,
         published=length // size,
     )
@@ -47,10 +45,10 @@ def test_blocks_are_missing_only_beyond_the_last_one(end, missing):
 
 
 def test_a_fork_covers_the_committed_positions_only():
-    parent = table_of(6, reserved=12)
+    parent = table_of(6, room=12)
     child = parent.fork()
     assert (child.blocks, child.length, child.published) == ([10, 11], 6, 1)
-    assert child.reserved == child.room == 6
+    assert child.room == 6
     assert parent.blocks == [10, 11, 12]
 
 
@@ -79,10 +77,10 @@ def test_truncation_cuts_the_blocks_behind(length, kept, cut, published):
     table = table_of(9)
     assert table.truncate(length) == cut
     assert (table.blocks, table.length, table.published) == (kept, length, published)
-    assert table.reserved == table.room == length
+    assert table.room == length
 
 
-def test_truncation_to_the_same_length_gives_the_reservation_back():
-    table = table_of(6, reserved=12)
+def test_truncation_to_the_same_length_gives_the_room_back():
+    table = table_of(6, room=12)
     assert table.truncate(6) == [12]
-    assert (table.blocks, table.reserved, table.room) == ([10, 11], 6, 6)
+    assert (table.blocks, table.room) == ([10, 11], 6)

@@ -9,10 +9,9 @@ from tests.support.books import append, compute, exchange, idle, open_ledger, st
 
 
 def busy_ledger(**fields):
-    """Sequence 1 has 6 tokens and 2 more positions reserved; sequence 2 has 5 tokens. The worker knows all of it."""
+    """Sequence 1 has 6 tokens and room for 2 more, sequence 2 has 5 and room for 3. The worker knows all of it."""
     ledger = open_ledger(**fields)
     compute(ledger, 1, tokens_of(0, 6))
-    ledger.reserve(1, 2)
     compute(ledger, 2, tokens_of(100, 5))
     idle(ledger)
     ledger.take_changes()
@@ -160,9 +159,9 @@ WRONG = [
     (exchange(truncations={9: 0}), UnknownSequence, "sequence 9"),
     (exchange(truncations={1: 7}), InvalidRequest, "wanted 7, it has 6"),
     (exchange(commits={9: [1]}), UnknownSequence, "sequence 9"),
-    (exchange(commits={1: [1, 2, 3]}), InvalidRequest, "end at 9, reserved up to 8"),
+    (exchange(commits={1: [1, 2, 3]}), InvalidRequest, "end at 9, writable up to 8"),
     (exchange(commits={1: [1000]}), InvalidRequest, "token id 1000, vocab_size is 1000"),
-    (exchange(truncations={1: 5}, commits={1: [1]}), InvalidRequest, "end at 6, reserved up to 5"),
+    (exchange(truncations={1: 5}, commits={1: [1]}), InvalidRequest, "end at 6, writable up to 5"),
     (exchange(forks=[(9, [3], 0)]), UnknownSequence, "sequence 9"),
     (exchange(forks=[(1, [2], 0)], finished=[2]), InvalidRequest, "sequence 2 is in the books already"),
     (exchange(forks=[(1, [3], 0), (2, [3], 0)]), InvalidRequest, "sequence 3 is in the books already"),

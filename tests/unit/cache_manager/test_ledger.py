@@ -134,14 +134,14 @@ class TestReserve:
         assert len(ledger.blocks(A)) == blocks
         ledger.check()
 
-    def test_the_rest_of_a_block_is_there_before_it_is_asked_for_but_not_to_be_committed(self):
+    def test_the_rest_of_a_block_is_writable_without_being_asked_for(self):
         ledger = open_ledger()
         compute(ledger, A, tokens_of(0, 5))
         blocks = ledger.blocks(A)
-        with pytest.raises(InvalidRequest, match="end at 6, reserved up to 5"):
-            ledger.commit(A, [5])
         ledger.reserve(A, 3)
         assert ledger.blocks(A) == blocks
+        with pytest.raises(InvalidRequest, match="end at 9, writable up to 8"):
+            ledger.commit(A, [5, 6, 7, 8])
         ledger.commit(A, [5, 6, 7])
         ledger.check()
 
@@ -320,7 +320,7 @@ class TestFork:
         compute(ledger, A, tokens_of(0, 5))
         ledger.reserve(A, 2)
         ledger.fork(A, [B])
-        with pytest.raises(InvalidRequest, match="end at 6, reserved up to 5"):
+        with pytest.raises(InvalidRequest, match="end at 6, writable up to 5"):
             ledger.commit(A, [70])
         append(ledger, A, [70])
         assert ledger.blocks(A)[1] != ledger.blocks(B)[1]
@@ -439,7 +439,7 @@ class TestRefusals:
             (lambda ledger: ledger.attach(C, [5, 1000]), "token id 1000, vocab_size is 1000"),
             (lambda ledger: ledger.attach(C, [-1, 5]), "token id -1, vocab_size is 1000"),
             (lambda ledger: ledger.reserve(A, -1), "count reserved for sequence 1: wanted -1"),
-            (lambda ledger: ledger.commit(A, [1, 2, 3]), "tokens of sequence 1: end at 9, reserved up to 8"),
+            (lambda ledger: ledger.commit(A, [1, 2, 3]), "tokens of sequence 1: end at 9, writable up to 8"),
             (lambda ledger: ledger.commit(A, [1, 1000]), "token id 1000, vocab_size is 1000"),
             (lambda ledger: ledger.truncate(A, 7), "length of sequence 1: wanted 7, it has 6"),
             (lambda ledger: ledger.truncate(A, -1), "length of sequence 1: wanted -1, it has 6"),
@@ -504,8 +504,8 @@ class TestAudit:
             (lambda ledger: ledger._index.forget([1]), "pool and index differ on whether block 1 is published"),
             (lambda ledger: ledger._tables[A].blocks.append(0), "sequence 1: a block stands twice in its table"),
             (
-                lambda ledger: setattr(ledger._tables[A], "reserved", 99),
-                "length 9, reserved 99, room 12, blocks for 12",
+                lambda ledger: setattr(ledger._tables[A], "room", 99),
+                "length 9, room 99, blocks for 12",
             ),
             (lambda ledger: setattr(ledger._tables[A], "published", 3), "3 blocks published, 2 full"),
             (

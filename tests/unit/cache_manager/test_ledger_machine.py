@@ -84,7 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.try_to_reserve(self.picked(pick), count)
 
     @rule(pick=PICK, tokens=TOKENS)
-    def write_what_is_reserved(self, pick, tokens):
+    def write_what_is_writable(self, pick, tokens):
         self.write(self.picked(pick), tokens)
 
     @rule(pick=PICK, token=st.integers(0, 2))
@@ -111,7 +111,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 life.writable = life.length
             for child in children:
                 self.lives[child] = life.fork()
-                self.lives[child].writable += reserve
+                self.widen(self.lives[child], reserve)
 
     @rule(pick=PICK, cut=st.integers(0, 5))
     def truncate(self, pick, cut):
@@ -210,11 +210,17 @@ class LedgerMachine(RuleBasedStateMachine):
         life = self.lives[sequence]
         met = self.call(self.ledger.reserve, sequence, count)
         if met:
-            life.writable = max(life.writable, life.length + count)
+            self.widen(life, count)
         return met
 
+    def widen(self, life, count):
+        """A reserve gives whole blocks."""
+        end = life.length + count
+        if end > life.writable:
+            life.writable = -(-end // self.size) * self.size
+
     def write(self, sequence, tokens):
-        """Write and commit as much as is reserved: first the rest of the prompt, then new tokens."""
+        """Write and commit as much as there is room for: first the rest of the prompt, then new tokens."""
         self.take_grant()
         life = self.lives[sequence]
         tokens = (life.tokens[life.length :] + tokens)[: life.writable - life.length]

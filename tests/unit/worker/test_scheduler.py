@@ -245,6 +245,46 @@ def test_blocks_freed_by_an_exchange_are_taken_by_who_comes_in_with_it():
     assert len(world.step().chunks) == 2
 
 
+def test_a_decode_step_asks_and_tells_nothing_while_its_blocks_have_room():
+    """One exchange for each block of each sequence: to ask for it and to tell what filled the one before."""
+    world = World(num_blocks=64)
+    world.submit(submission(1, prompt_of(1, SIZE), 4 * SIZE))
+    world.run()
+    told = [[len(commit.tokens) for commit in exchange.commits] for exchange, _ in world.exchanges]
+    assert told == [[], [SIZE], [SIZE], [SIZE], [SIZE], [SIZE - 1]]
+    assert len(world.runner.steps) == 4 * SIZE
+    world.assert_served(1)
+
+
+def test_whoever_comes_in_meanwhile_asks_for_itself_only():
+    world = World(num_blocks=64)
+    world.submit(submission(1, prompt_of(1, SIZE + 1), 2 * SIZE))
+    world.step()
+    world.submit(submission(2, prompt_of(2, SIZE), 2))
+    world.step()
+    exchange, _ = world.exchanges[-1]
+    assert [attach.tokens for attach in exchange.attaches] == [tuple(prompt_of(2, SIZE))]
+    assert [wish.positions for wish in exchange.reserves] == [SIZE]
+    world.run()
+    world.assert_served(1)
+    world.assert_served(2)
+
+
+@pytest.mark.parametrize("prompt", [SIZE - 1, SIZE, SIZE + 1])
+def test_a_forked_sequence_asks_before_it_writes_on(prompt):
+    """S10. Boundary lengths kS-1, kS, kS+1: its tail has become its children's too."""
+    world = World(num_blocks=64)
+    world.submit(submission(1, prompt_of(1, prompt), 2 * SIZE, samples=3, sampling=SAMPLED))
+    world.step()
+    world.step()
+    exchange, _ = world.exchanges[-1]
+    (fork,) = exchange.forks
+    assert [commit.sequence for commit in exchange.commits] == [fork.parent]
+    assert fork.parent in [wish.sequence for wish in exchange.reserves]
+    world.run()
+    world.assert_served(1)
+
+
 def test_a_lost_manager_costs_a_recompute_and_no_request():
     world = World(num_blocks=32)
     for request in range(3):
@@ -299,7 +339,19 @@ def test_a_draining_scheduler_finishes_what_it_has_and_takes_nothing():
         world.submit(submission(2, [1]))
     world.run()
     world.assert_served(1)
+    assert world.exchanges
     assert all(exchange.draining for exchange, _ in world.exchanges)
+
+
+def test_a_scheduler_that_begins_to_drain_says_so_at_once():
+    world = World()
+    world.submit(submission(1, [1], 8))
+    world.step()
+    world.step()
+    rounds = len(world.exchanges)
+    world.scheduler.drain()
+    world.step()
+    assert [exchange.draining for exchange, _ in world.exchanges[rounds:]] == [True]
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             act()
             return
         setattr(self.world, moment, act)
+        rounds = len(self.world.exchanges)
         self.world.step()
+        while moment == "in_flight" and self.world.scheduler.has_news and len(self.world.exchanges) == rounds:
+            self.world.step()
         setattr(self.world, moment, lambda: None)
 
     @rule(asked=st.booleans())
     def lose_the_manager(self, asked: bool) -> None:
         if asked:  # and hear no answer
-            self.world.scheduler.plan(EPOCH, self.world.next_step())
+            self.world.scheduler.plan(EPOCH, 1)
         self.world.lose_the_manager()
 
     def teardown(self) -> None:
