@@ -9,7 +9,6 @@ is added here.
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import NamedTuple
 
 from octavo.errors import InvalidRequest
 from octavo.hashing import HASH_BYTES, TOKEN_BYTES
@@ -18,27 +17,17 @@ from octavo.ids import BlockHash, BlockId
 NO_BLOCK = BlockId(2**32 - 1)
 """Stands before the first block of a chain."""
 
+BlockRecord = tuple[BlockId, BlockId, BlockHash, bytes]
+"""(block, the block before it or NO_BLOCK, root of its chain, its tokens as they are hashed)."""
+
 _HEAD = Struct("<II")
 _BLOCK = Struct("<I")
-_PREFIX_BYTES = _HEAD.size + HASH_BYTES
 _pack_head = _HEAD.pack
-
-
-class BlockRecord(NamedTuple):
-    """One record, read."""
-
-    block: BlockId
-    parent: BlockId | None
-    """The block before it in its chain; None for the first."""
-    root: BlockHash
-    """Of its chain."""
-    tokens: bytes
-    """As they are hashed."""
 
 
 def record_bytes(block_size: int) -> int:
     """The size of a record."""
-    return _PREFIX_BYTES + TOKEN_BYTES * block_size
+    return _layout(block_size).size
 
 
 def record_parts(block: BlockId, parent: BlockId, root: BlockHash, tokens: bytes) -> tuple[bytes, ...]:
@@ -52,16 +41,22 @@ def split_records(field: str, raw: bytes, block_size: int) -> Iterator[tuple[Blo
     Raises:
         InvalidRequest: the field does not end with a record.
     """
-    size = record_bytes(block_size)
-    if len(raw) % size:
-        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of {size}")
+    size = _require_whole(field, raw, block_size).size
     for at in range(0, len(raw), size):
         yield BlockId(_BLOCK.unpack_from(raw, at)[0]), raw[at : at + size]
 
 
 def read_records(field: str, raw: bytes, block_size: int) -> Iterator[BlockRecord]:
     """The records of a flat field. Raises InvalidRequest as `split_records`."""
-    for block, record in split_records(field, raw, block_size):
-        _, parent = _HEAD.unpack_from(record)
-        root, tokens = record[_HEAD.size : _PREFIX_BYTES], record[_PREFIX_BYTES:]
-        yield BlockRecord(block, None if parent == NO_BLOCK else BlockId(parent), BlockHash(root), tokens)
+    return _require_whole(field, raw, block_size).iter_unpack(raw)
+
+
+def _layout(block_size: int) -> Struct:
+    return Struct(f"{_HEAD.format}{HASH_BYTES}s{TOKEN_BYTES * block_size}s")
+
+
+def _require_whole(field: str, raw: bytes, block_size: int) -> Struct:
+    layout = _layout(block_size)
+    if len(raw) % layout.size:
+        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of {layout.size}")
+    return layout

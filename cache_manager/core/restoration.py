@@ -13,20 +13,20 @@ that chains die from their tail.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.books import empty_books
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.prefix_index import NextHash, Parent, Place
-from octavo.block_record import BlockRecord, read_records
+from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
 from octavo.hashing import TOKEN_BYTES, next_hash, token_bytes, tokens_of_bytes
 from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
 from octavo.records import HeldSequence, Inventory, PoolSpec
 
-RECORDS_AT_ONCE = 512
-"""Blocks that are published between two steps: about a millisecond."""
+BLOCKS_AT_ONCE = 512
+"""Between two steps: about a millisecond."""
 
 
 class Restoration:
@@ -40,7 +40,7 @@ class Restoration:
         self._records: dict[BlockId, BlockRecord] = {}
         """Not published yet, the one to be reused first ahead."""
         self._roots: dict[BlockId, BlockHash] = {}
-        """Of the published blocks."""
+        """Of the published blocks, parents first."""
         self._held: dict[SequenceId, HeldSequence] = {}
         self._places: dict[BlockId, Place] = {}
         """What tables say of blocks that are not published, full ones and tails."""
@@ -49,13 +49,12 @@ class Restoration:
         """Take in the next part.
 
         Raises:
-            InvalidRequest: it names a block or a sequence that there cannot be, or a second time.
+            InvalidRequest: it names a block, a token or a sequence that there cannot be, or one a second time.
         """
-        for record in read_records("inventory.published", part.published, self._spec.block_size):
-            self._require_block("inventory.published", record.block)
-            if record.block in self._records:
-                raise InvalidRequest(f"inventory.published: block {record.block} twice, wanted once")
-            self._records[record.block] = record
+        field = "inventory.published"
+        for record in read_records(field, part.published, self._spec.block_size):
+            if self._records.setdefault(record[0], record) is not record:
+                raise InvalidRequest(f"{field}: block {record[0]} twice, wanted once")
         for held in part.sequences:
             if held.sequence in self._held:
                 raise InvalidRequest(f"inventory.sequences: sequence {held.sequence} twice, wanted once")
@@ -67,20 +66,20 @@ class Restoration:
         Raises:
             InvalidRequest: the inventory contradicts itself, or its pool.
         """
-        published: list[BlockId] = []
-        for record in self._parents_first():
-            self._publish(record)
-            published.append(record.block)
-            if len(published) % RECORDS_AT_ONCE == 0:
+        stop = BLOCKS_AT_ONCE
+        for chain in self._chains():
+            self._publish(chain)
+            if len(self._roots) >= stop:
+                stop = len(self._roots) + BLOCKS_AT_ONCE
                 yield
         for held in self._held.values():
             self._enter(held)
             yield
         for sequence, table in self._books.tables.items():
             self._require_private(sequence, table)
-        published.reverse()
-        for at in range(0, len(published), RECORDS_AT_ONCE):
-            self._books.pool.release(published[at : at + RECORDS_AT_ONCE])
+        tails_first = list(reversed(self._roots))
+        for at in range(0, len(tails_first), BLOCKS_AT_ONCE):
+            self._books.pool.release(tails_first[at : at + BLOCKS_AT_ONCE])
             yield
 
     def open(self, epoch: Epoch) -> Ledger:
@@ -91,35 +90,56 @@ class Restoration:
 
     # ---- what is published -----------------------------------------------------------------------------------
 
+    def _chains(self) -> Iterator[list[BlockRecord]]:
+        """All records as `_parents_first`, in runs of blocks that follow one another, none too long for a step."""
+        chain: list[BlockRecord] = []
+        for record in self._parents_first():
+            if chain and (record[1] != chain[-1][0] or len(chain) == BLOCKS_AT_ONCE):
+                yield chain
+                chain = []
+            chain.append(record)
+        if chain:
+            yield chain
+
     def _parents_first(self) -> Iterator[BlockRecord]:
         """All records, the most recent block and what stands before it first."""
-        for block in reversed(list(self._records)):
+        records = self._records
+        for block in reversed(list(records)):
             chain: list[BlockRecord] = []
-            at: BlockId | None = block
-            while at is not None and at in self._records:
-                chain.append(self._records.pop(at))  # so a chain that runs into itself ends, and is found out
-                at = chain[-1].parent
+            at = block
+            while at in records:
+                chain.append(records.pop(at))  # so a chain that runs into itself ends, and is found out
+                at = chain[-1][1]
             yield from reversed(chain)
 
-    def _publish(self, record: BlockRecord) -> None:
-        """The block keeps a reference until all tables have theirs."""
-        block, pool = record.block, self._books.pool
-        before: Parent = record.root
-        if record.parent is not None:
-            self._require_block("inventory.published", record.parent)
-            if self._roots.get(record.parent) != record.root:
-                raise InvalidRequest(
-                    f"inventory.published: block {block} follows block {record.parent}, "
-                    "which is not published before it under the same root"
-                )
-            before = record.parent
-        self._require_tokens(f"inventory.published: block {block}", record.tokens)
-        (known,) = self._books.index.offer([block], before, [record.tokens])
-        if known != block:
-            raise InvalidRequest(f"inventory.published: block {block} holds what block {known} holds")
-        self._roots[block] = record.root
-        pool.claim(block)
-        pool.publish((block,))
+    def _publish(self, chain: Sequence[BlockRecord]) -> None:
+        """Publish blocks that follow one another. They keep a reference until all tables have theirs."""
+        blocks, _, roots, tokens = zip(*chain, strict=True)
+        field, root = "inventory.published", roots[0]
+        self._require_blocks(field, blocks)
+        self._require_tokens(field, b"".join(tokens))
+        settled = self._books.index.offer(blocks, self._before(chain[0]), tokens)
+        for block, known, own_root in zip(blocks, settled, roots, strict=True):
+            if own_root != root:
+                raise InvalidRequest(f"{field}: block {block} has root {own_root.hex()}, before it is {root.hex()}")
+            if known != block:
+                raise InvalidRequest(f"{field}: block {block} holds what block {known} holds")
+        self._roots.update(dict.fromkeys(blocks, root))
+        self._books.pool.claim(blocks)
+        self._books.pool.publish(blocks)
+
+    def _before(self, record: BlockRecord) -> Parent:
+        """What stands before the first block of a chain, or of a piece of one."""
+        block, parent, root, _ = record
+        if parent == NO_BLOCK:
+            return root
+        if parent not in self._roots:
+            raise InvalidRequest(f"inventory.published: block {block} follows block {parent}, which is not published")
+        if self._roots[parent] != root:
+            raise InvalidRequest(
+                f"inventory.published: block {block} has root {root.hex()}, before it is {self._roots[parent].hex()}"
+            )
+        return parent
 
     # ---- who holds what --------------------------------------------------------------------------------------
 
@@ -130,11 +150,8 @@ class Restoration:
         size, pool = self._spec.block_size, self._books.pool
         table = BlockTable(size, held.root, list(held.table), array("I", held.tokens), room=held.room, published=0)
         self._require_places(name, table)
-        for block in table.blocks:
-            if pool.references(block):
-                pool.share((block,))
-            else:
-                pool.claim(block)
+        pool.share([block for block in table.blocks if pool.references(block)])
+        pool.claim([block for block in table.blocks if not pool.references(block)])
         self._books.tables[held.sequence] = table
 
     def _require_shape(self, name: str, held: HeldSequence) -> None:
@@ -143,8 +160,7 @@ class Restoration:
         places = size * len(held.table)
         if not length <= held.room <= places:
             raise InvalidRequest(f"{name} has {length} tokens, room {held.room}, blocks for {places}")
-        for block in held.table:
-            self._require_block(name, block)
+        self._require_blocks(name, held.table)
         if len(set(held.table)) != len(held.table):
             raise InvalidRequest(f"{name} names {len(held.table)} blocks, {len(set(held.table))} different ones")
         known = length + len(held.ahead)
@@ -186,9 +202,9 @@ class Restoration:
 
     # ---- both ------------------------------------------------------------------------------------------------
 
-    def _require_block(self, field: str, block: BlockId) -> None:
-        if block >= self._spec.num_blocks:
-            raise InvalidRequest(f"{field}: block {block}, num_blocks is {self._spec.num_blocks}")
+    def _require_blocks(self, field: str, blocks: Sequence[BlockId]) -> None:
+        if blocks and max(blocks) >= self._spec.num_blocks:
+            raise InvalidRequest(f"{field}: block {max(blocks)}, num_blocks is {self._spec.num_blocks}")
 
     def _require_tokens(self, field: str, raw: bytes) -> None:
         if not self._books.vocabulary.holds_bytes(raw):
