@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.core.changes import Cleared
@@ -54,7 +54,7 @@ class _Member:
             epoch=self.lease.epoch,
             address=self.lease.registration.address,
             pool=self.lease.registration.pool,
-            load=replace(self.load, held_blocks=self.ledger.num_held, cached_blocks=self.ledger.num_cached),
+            load=self.load._replace(held_blocks=self.ledger.num_held, cached_blocks=self.ledger.num_cached),
             draining=self.lease.draining,
             incarnation=self.lease.registration.incarnation,
         )

@@ -1,6 +1,6 @@
 """The nouns: frozen values that one process tells another. `octavo.wire` gives them their protobuf form.
 
-Those of which a message carries one for each running sequence are named tuples: they are made three times as fast.
+Those that each exchange carries, one for a sequence at that, are named tuples: they are made three times as fast.
 Token lists are tuples where a worker makes them and arrays of u32 where they come off the wire, which costs no
 conversion; only the same kinds are equal.
 """
@@ -89,8 +89,7 @@ class PoolSpec:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLoad:
+class WorkerLoad(NamedTuple):
     """What a worker has in hand; the totals count from its start."""
 
     running_sequences: int = 0
@@ -214,8 +213,7 @@ class Reservation(NamedTuple):
     positions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Truncation:
+class Truncation(NamedTuple):
     """A sequence that goes back to `length` tokens."""
 
     sequence: SequenceId
@@ -239,8 +237,7 @@ class Exchange:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TableChange:
+class TableChange(NamedTuple):
     """Entries [start, start + len(blocks)) of a sequence's table."""
 
     sequence: SequenceId
@@ -248,8 +245,7 @@ class TableChange:
     blocks: tuple[BlockId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
+class BlockCopy(NamedTuple):
     """Copy one block's keys and values, in all layers, before any write of the step."""
 
     source: BlockId

@@ -7,9 +7,10 @@ the state. Names: `x_to_wire` makes a message, `x_from_wire` makes a record.
 
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from itertools import chain
+from typing import Any, TypeVar, cast
 
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES
@@ -55,7 +56,16 @@ from octavo.v1 import worker_pb2 as worker_v1
 # A record straight from its fields. `_make` does the same in Python, for twice the time.
 _NEW_TUPLE = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]  # of tuples of anything
 _NEW_COMMIT: Callable[[tuple[SequenceId, Sequence[int]]], Commit] = partial(_NEW_TUPLE, Commit)
-_NEW_RESERVATION: Callable[[tuple[SequenceId, int]], Reservation] = partial(_NEW_TUPLE, Reservation)
+
+T = TypeVar("T")
+Pair = Callable[[tuple[int, int]], T]
+"""Makes a record of two numbers."""
+
+_NEW_TRUNCATION: Pair[Truncation] = partial(_NEW_TUPLE, Truncation)
+_NEW_RESERVATION: Pair[Reservation] = partial(_NEW_TUPLE, Reservation)
+_NEW_COPY: Pair[BlockCopy] = partial(_NEW_TUPLE, BlockCopy)
+_NEW_REUSE = cast(Pair[tuple[SequenceId, int]], tuple)
+_NEW_WAIT = cast(Pair[tuple[SequenceId, SequenceId]], tuple)
 
 _BIG_ENDIAN = sys.byteorder == "big"
 _REASON_TO_WIRE = {
@@ -92,12 +102,19 @@ def unpack(field: str, raw: bytes) -> "array[int]":
     return words
 
 
-def _pairs(field: str, raw: bytes) -> tuple["array[int]", "array[int]"]:
-    """The first and the second value of every pair."""
+def _pack_all(records: Collection[Iterable[int]]) -> bytes:
+    """The numbers of records that have nothing else."""
+    return pack(chain.from_iterable(records)) if records else b""
+
+
+def _pairs(field: str, raw: bytes, make: Pair[T]) -> tuple[T, ...]:
+    """A record of every pair of values."""
+    if not raw:
+        return ()
     words = unpack(field, raw)
     if len(words) % 2:
         raise InvalidRequest(f"{field}: {len(words)} values, wanted pairs")
-    return words[::2], words[1::2]
+    return tuple(map(make, zip(words[::2], words[1::2], strict=True)))
 
 
 def _runs(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int, int]]:
@@ -112,13 +129,14 @@ def _runs(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int
         at = end
 
 
+def _sequences(field: str, raw: bytes) -> tuple[SequenceId, ...]:
+    """Each value is one. To call `SequenceId` for each would cost as much as making its record."""
+    return cast(tuple[SequenceId, ...], tuple(unpack(field, raw)))
+
+
 def _blocks(field: str, raw: bytes) -> tuple[BlockId, ...]:
-    return tuple(BlockId(block) for block in unpack(field, raw))
-
-
-def _sequences(words: "array[int]") -> Sequence[SequenceId]:
-    """The same, as what they are. To call `SequenceId` for each would cost as much as making its record."""
-    return cast(Sequence[SequenceId], words)
+    """Each value is one."""
+    return cast(tuple[BlockId, ...], tuple(unpack(field, raw)))
 
 
 # ---- what a worker is ----------------------------------------------------------------------------------------
@@ -335,7 +353,7 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
     return cache_manager_v1.Exchange(
         epoch=exchange.epoch,
         step=exchange.step,
-        truncated=pack(value for cut in exchange.truncations for value in (cut.sequence, cut.length)),
+        truncated=_pack_all(exchange.truncations),
         committed=pack(
             value for commit in exchange.commits for value in (commit.sequence, len(commit.tokens), *commit.tokens)
         ),
@@ -355,7 +373,7 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
             )
             for attach in exchange.attaches
         ],
-        reserves=pack(value for wish in exchange.reserves for value in wish),
+        reserves=_pack_all(exchange.reserves),
         load=load_to_wire(exchange.load),
         draining=exchange.draining,
     )
@@ -365,10 +383,7 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
     return Exchange(
         epoch=Epoch(message.epoch),
         step=message.step,
-        truncations=tuple(
-            Truncation(SequenceId(sequence), length)
-            for sequence, length in zip(*_pairs("exchange.truncated", message.truncated), strict=True)
-        ),
+        truncations=_pairs("exchange.truncated", message.truncated, _NEW_TRUNCATION),
         commits=_commits_from_wire("exchange.committed", message.committed),
         forks=tuple(
             Fork(
@@ -378,9 +393,9 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
             )
             for fork in message.forks
         ),
-        finished=tuple(SequenceId(sequence) for sequence in unpack("exchange.finished", message.finished)),
+        finished=_sequences("exchange.finished", message.finished),
         attaches=tuple(_attach_from_wire(attach) for attach in message.attaches),
-        reserves=_reserves_from_wire("exchange.reserves", message.reserves),
+        reserves=_pairs("exchange.reserves", message.reserves, _NEW_RESERVATION),
         load=load_from_wire(message.load),
         draining=message.draining,
     )
@@ -388,14 +403,8 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
 
 def _commits_from_wire(field: str, raw: bytes) -> tuple[Commit, ...]:
     words = unpack(field, raw)
-    sequences = _sequences(words)
-    parts = [(sequences[at], words[start:end]) for at, start, end in _runs(field, words, head=1)]
-    return tuple(map(_NEW_COMMIT, parts))
-
-
-def _reserves_from_wire(field: str, raw: bytes) -> tuple[Reservation, ...]:
-    sequences, counts = _pairs(field, raw)
-    return tuple(map(_NEW_RESERVATION, zip(_sequences(sequences), counts, strict=True)))
+    sequences = cast(Sequence[SequenceId], words)
+    return tuple([_NEW_COMMIT((sequences[at], words[start:end])) for at, start, end in _runs(field, words, head=1)])
 
 
 def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:
@@ -443,14 +452,14 @@ def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
     return cache_manager_v1.Grant(
         epoch=grant.epoch,
         step=grant.step,
-        attached=pack(value for pair in grant.attached for value in pair),
-        waiting=pack(value for pair in grant.waiting for value in pair),
+        attached=_pack_all(grant.attached),
+        waiting=_pack_all(grant.waiting),
         tables=pack(
             value
             for change in grant.tables
             for value in (change.sequence, change.start, len(change.blocks), *change.blocks)
         ),
-        copies=pack(value for copy in grant.copies for value in (copy.source, copy.target)),
+        copies=_pack_all(grant.copies),
         unmet=pack(grant.unmet),
         free_blocks=grant.free_blocks,
         published=grant.published,
@@ -464,23 +473,14 @@ def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:
     return Grant(
         epoch=Epoch(message.epoch),
         step=message.step,
-        attached=tuple(
-            (SequenceId(sequence), reused)
-            for sequence, reused in zip(*_pairs("grant.attached", message.attached), strict=True)
-        ),
-        waiting=tuple(
-            (SequenceId(sequence), SequenceId(leader))
-            for sequence, leader in zip(*_pairs("grant.waiting", message.waiting), strict=True)
-        ),
+        attached=_pairs("grant.attached", message.attached, _NEW_REUSE),
+        waiting=_pairs("grant.waiting", message.waiting, _NEW_WAIT),
         tables=tuple(
-            TableChange(SequenceId(tables[at]), tables[at + 1], tuple(BlockId(block) for block in tables[start:end]))
+            TableChange(SequenceId(tables[at]), tables[at + 1], tuple(map(BlockId, tables[start:end])))
             for at, start, end in _runs("grant.tables", tables, head=2)
         ),
-        copies=tuple(
-            BlockCopy(BlockId(source), BlockId(target))
-            for source, target in zip(*_pairs("grant.copies", message.copies), strict=True)
-        ),
-        unmet=tuple(SequenceId(sequence) for sequence in unpack("grant.unmet", message.unmet)),
+        copies=_pairs("grant.copies", message.copies, _NEW_COPY),
+        unmet=_sequences("grant.unmet", message.unmet),
         free_blocks=message.free_blocks,
         published=message.published,
         evicted=_blocks("grant.evicted", message.evicted),

@@ -129,9 +129,10 @@ class BlockPool:
 
     def publish(self, blocks: Iterable[BlockId]) -> None:
         """Note that these blocks can be found: worth keeping when their last owner leaves."""
+        references, published = self._references, self._published
         for block in blocks:
-            assert self._references[block] > 0, f"block {block} is published without an owner"
-            self._published[block] = True
+            assert references[block] > 0, f"block {block} is published without an owner"
+            published[block] = True
 
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without a reference, the next to be allocated first."""

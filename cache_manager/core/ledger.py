@@ -339,14 +339,15 @@ class Ledger:
         blocks = table.blocks[first:full]
         settled = self._index.offer(blocks, table.before(first), table.block_tokens(first, full))
         table.published = full
-        new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
+        new = blocks
+        if settled != blocks:
+            self._merge(sequence, table, first, settled)
+            new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
         if new:
             self._pool.publish(new)
             self._changes.append(Published(tuple(map(self._index.hash_of, new))))
             self._news.published(table.root, new)
             self._stats.published_blocks += len(new)
-        if len(new) < len(settled):
-            self._merge(sequence, table, first, settled)
 
     def _merge(self, sequence: SequenceId, table: BlockTable, first: int, settled: Sequence[BlockId]) -> None:
         """Take the equal blocks that were published first, and give the own ones back."""
@@ -429,13 +430,17 @@ class Ledger:
 
     def _tell_from(self, sequence: SequenceId, index: int) -> None:
         """The worker does not know the table's entries from `index` on."""
-        self._untold[sequence] = min(index, self._untold.get(sequence, index))
+        if index < self._untold.setdefault(sequence, index):
+            self._untold[sequence] = index
 
     def _take_tables(self) -> tuple[TableChange, ...]:
-        changed = ((sequence, first, self._tables[sequence].blocks[first:]) for sequence, first in self._untold.items())
-        tables = tuple(TableChange(sequence, first, tuple(blocks)) for sequence, first, blocks in changed if blocks)
+        changes: list[TableChange] = []
+        for sequence, first in self._untold.items():
+            blocks = self._tables[sequence].blocks[first:]
+            if blocks:
+                changes.append(TableChange(sequence, first, tuple(blocks)))
         self._untold.clear()
-        return tables
+        return tuple(changes)
 
     def _take_copies(self) -> tuple[BlockCopy, ...]:
         copies = tuple(self._copies)

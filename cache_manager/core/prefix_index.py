@@ -93,13 +93,15 @@ class PrefixIndex:
             For each block itself, which is published now, or the equal one that was published there before.
         """
         settled: list[BlockId] = []
+        settle, next_hash = self._blocks.setdefault, self._next_hash
+        places, hashes = self._places, self._hashes
         parent_hash = self._hash_before(parent)
         for block, chunk in zip(blocks, tokens, strict=True):
             place = (parent, chunk)
-            parent = self._blocks.setdefault(place, block)
+            parent = settle(place, block)
             if parent == block:
-                self._places[block] = place
-                self._hashes[block] = parent_hash = self._next_hash(parent_hash, chunk)
+                places[block] = place
+                hashes[block] = parent_hash = next_hash(parent_hash, chunk)
             else:
                 parent_hash = self.hash_of(parent)
             settled.append(parent)
@@ -108,11 +110,12 @@ class PrefixIndex:
     def forget(self, blocks: Iterable[BlockId]) -> tuple[BlockHash, ...]:
         """Drop what is published in these blocks. Returns the hashes of those in which something was."""
         forgotten: list[BlockHash] = []
+        found, places, hashes = self._blocks, self._places, self._hashes
         for block in blocks:
-            place, block_hash = self._places[block], self._hashes[block]
+            place, block_hash = places[block], hashes[block]
             if place is not None and block_hash is not None:
-                self._places[block] = self._hashes[block] = None
-                del self._blocks[place]
+                places[block] = hashes[block] = None
+                del found[place]
                 forgotten.append(block_hash)
         return tuple(forgotten)
 

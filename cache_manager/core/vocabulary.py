@@ -6,6 +6,9 @@ from octavo.hashing import TOKEN_BYTES, token_bytes
 
 MAX_VOCAB_SIZE = 1 << 31
 
+_FEW = 32
+"""Tokens that are sooner compared one by one."""
+
 _LANES = 256
 """Tokens judged by one addition."""
 
@@ -26,8 +29,8 @@ class Vocabulary:
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Whether all of them are tokens."""
-        if len(tokens) == 1:
-            return 0 <= tokens[0] < self.size
+        if len(tokens) <= _FEW:
+            return not tokens or (min(tokens) >= 0 and max(tokens) < self.size)
         try:
             raw = token_bytes(tokens)
         except OverflowError:
