@@ -229,6 +229,10 @@ class NullServicer(v1_grpc.CacheManagerServicer):
         """Nobody asks."""
         raise NotImplementedError
 
+    def ResetPrefixCache(self, request: v1.ResetPrefixCacheRequest, context: Any) -> Any:  # noqa: N802
+        """Nobody asks."""
+        raise NotImplementedError
+
 
 async def serve_null() -> None:
     """The null server, until it is killed."""

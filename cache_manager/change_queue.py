@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from cache_manager.core.changes import Change, Cleared, Evicted, Published
+from cache_manager.core.changes import Change, Cleared, Evicted, Forgotten, Published
 from octavo.ids import BlockHash
 from octavo.index_schema import index_member
 
@@ -65,6 +65,8 @@ class ChangeQueue:
                     self._note(index, hashes, there=True)
                 case Evicted(hashes):
                     self._note(index, hashes, there=False)
+                case Forgotten():
+                    self._spoil(index)
                 case Cleared():
                     self._end(index)
 

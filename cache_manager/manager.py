@@ -12,15 +12,26 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.cache_epochs import CacheEpochs, require_cache_epoch
 from cache_manager.core.changes import Cleared
 from cache_manager.core.lease import Lease, LeaseBook
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.restoration import Restoration
 from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
-from octavo.ids import Epoch, WorkerId
+from octavo.ids import CacheEpoch, Epoch, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import Exchange, Grant, PoolAudit, PoolSpec, Registered, Registration, WorkerInfo, WorkerLoad
+from octavo.records import (
+    CacheReset,
+    Exchange,
+    Grant,
+    PoolAudit,
+    PoolSpec,
+    Registered,
+    Registration,
+    WorkerInfo,
+    WorkerLoad,
+)
 from octavo.settings import split_address
 
 log = logging.getLogger("octavo.cache_manager.manager")
@@ -57,6 +68,7 @@ class _Member:
             load=self.load._replace(held_blocks=self.ledger.num_held, cached_blocks=self.ledger.num_cached),
             draining=self.lease.draining,
             incarnation=self.lease.registration.incarnation,
+            cache_epoch=self.ledger.cache_epoch,
         )
 
 
@@ -79,6 +91,7 @@ class Manager:
         self.lease_seconds = lease_seconds
         self._audit_every_exchange = audit_every_exchange
         self._leases = LeaseBook(lease_seconds)
+        self._cache_epochs = CacheEpochs()
         self._members: dict[WorkerId, _Member] = {}
         self._feed = FleetFeed(self._members, pace_seconds)
         self._leaving = False
@@ -107,7 +120,7 @@ class Manager:
             Draining: the manager leaves.
         """
         epoch = self._require_welcome(registration, now)
-        ledger = Ledger(registration.pool, epoch) if restoration is None else restoration.open(epoch)
+        ledger = self._opened(registration, epoch, restoration)
         before = self._members.get(registration.worker_id)
         lease = self._leases.register(registration, now)
         if before is not None:
@@ -120,7 +133,7 @@ class Manager:
         self._alone.clear()
         self._feed.note(registration.worker_id, urgent=True)
         log.info("worker_registered", extra=_described(lease))
-        return Registered(lease.epoch, self.lease_seconds)
+        return Registered(lease.epoch, self.lease_seconds, ledger.cache_epoch)
 
     def _require_welcome(self, registration: Registration, now: float) -> Epoch:
         """Returns the epoch that the worker would be given."""
@@ -131,6 +144,17 @@ class Manager:
             if lease.worker_id != registration.worker_id:
                 _require_same_model(registration.pool, lease)
         return self._leases.next_epoch(registration, now)
+
+    def _opened(self, registration: Registration, epoch: Epoch, restoration: Restoration | None) -> Ledger:
+        """The books of a worker that may register, in the cache epoch that it shall have."""
+        latest = self._cache_epochs.heard(registration.cache_epoch)
+        if restoration is None:
+            return Ledger(registration.pool, epoch, cache_epoch=latest)
+        ledger = restoration.open(epoch, registration.cache_epoch)
+        least = self._cache_epochs.least(registration.worker_id)
+        if ledger.cache_epoch < least:
+            ledger.reset(least)
+        return ledger
 
     def exchange(self, worker: WorkerId, exchange: Exchange, now: float) -> Grant:
         """Take in what a worker did and grant what its next step needs.
@@ -184,6 +208,26 @@ class Manager:
         self._leases.lease(worker)
         return self._members[worker].ledger.audit()
 
+    def reset(self, worker: WorkerId | None, now: float) -> CacheReset:
+        """Forget what a worker, or every worker, has published. Requests that run go on; see Ledger.reset.
+
+        Raises:
+            UnknownWorker: it is not in the fleet.
+        """
+        if worker is not None:
+            self._leases.lease(worker)
+        members = list(self._members.values()) if worker is None else [self._members[worker]]
+        cache_epoch = self._cache_epochs.raised(worker, now)
+        blocks = sum(self._reset(member, cache_epoch) for member in members)
+        log.info("cache_reset", extra={"cache_epoch": cache_epoch, "workers": len(members), "blocks": blocks})
+        return CacheReset(cache_epoch=cache_epoch, workers=len(members), blocks=blocks)
+
+    def _reset(self, member: _Member, cache_epoch: CacheEpoch) -> int:
+        blocks = member.ledger.reset(cache_epoch)
+        self._changes.put(member.index, member.ledger.take_changes())
+        self._feed.note(member.lease.worker_id, urgent=True)
+        return blocks
+
     # ---- the fleet ----
 
     @contextlib.contextmanager
@@ -230,6 +274,7 @@ def _require_possible(registration: Registration) -> None:
         raise InvalidRequest(
             f"register.worker_id: {len(registration.worker_id)} characters, wanted at most {MAX_WORKER_ID_CHARACTERS}"
         )
+    require_cache_epoch(registration.cache_epoch)
     try:
         split_address(registration.address)
     except ValueError as error:

@@ -22,6 +22,7 @@ from octavo.wire import (
     inventory_from_wire,
     registered_to_wire,
     registration_from_wire,
+    reset_to_wire,
 )
 
 SERVICE_NAME = v1.DESCRIPTOR.services_by_name["CacheManager"].full_name
@@ -83,6 +84,11 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
     async def Audit(self, request: v1.AuditRequest, context: Context) -> v1.AuditReply:
         """One worker's books, recomputed."""
         return audit_to_wire(self._manager.audit(WorkerId(request.worker_id)))
+
+    async def ResetPrefixCache(self, request: v1.ResetPrefixCacheRequest, context: Context) -> v1.ResetPrefixCacheReply:
+        """One worker's published blocks forgotten, or everybody's."""
+        worker = WorkerId(request.worker_id) if request.worker_id else None
+        return reset_to_wire(self._manager.reset(worker, self._now()))
 
 
 async def _register_message(requests: AsyncIterator[v1.AttendRequest]) -> v1.Register:

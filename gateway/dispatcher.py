@@ -221,7 +221,7 @@ class Dispatcher:
             prompt_tokens=job.prompt_tokens,
             cached_tokens=chosen.cached_tokens,
             output_tokens=job.work.output_tokens,
-            blocks=prompt.of(chosen.standing.info.pool),
+            blocks=prompt.of(chosen.standing.info),
         )
         call = self._workers.submit(chosen.standing.info, job.submission)
         return _Visit(chosen, reservation, call, found.state)

@@ -96,7 +96,7 @@ def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo])
     members: dict[ChainRoot, bytes] = {}
     queries: list[_Query] = []
     for worker in workers:
-        root, block_size = worker.pool.chain_root(scope), worker.pool.block_size
+        root, block_size = worker.chain_root(scope), worker.pool.block_size
         if root not in members:
             candidates = prompt[: hit_candidates(len(prompt), block_size) * block_size]
             members[root] = b"".join(index_member(each) for each in block_hashes(root.hash(), candidates, block_size))

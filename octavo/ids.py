@@ -19,6 +19,11 @@ Incarnation = NewType("Incarnation", int)
 
 UNKNOWN_INCARNATION = Incarnation(0)
 
+CacheEpoch = NewType("CacheEpoch", int)
+"""Part of every block hash. Each reset of a worker's prefix index raises it, so that nothing before is found again."""
+
+NEVER_RESET = CacheEpoch(0)
+
 TenantTag = NewType("TenantTag", bytes)
 """8 bytes that stand for a tenant's name, or none."""
 

@@ -13,11 +13,13 @@ from typing import NamedTuple
 from octavo.errors import OctavoError
 from octavo.hashing import ChainRoot
 from octavo.ids import (
+    NEVER_RESET,
     NO_EPOCH,
     NOBODY,
     UNKNOWN_INCARNATION,
     BlockHash,
     BlockId,
+    CacheEpoch,
     Epoch,
     Incarnation,
     SequenceId,
@@ -75,7 +77,7 @@ class PoolSpec:
         """Longest sequence that both the model and the pool can hold."""
         return min(self.max_model_tokens, self.num_blocks * self.block_size)
 
-    def chain_root(self, scope: Scope = PLAIN) -> ChainRoot:
+    def chain_root(self, scope: Scope = PLAIN, cache_epoch: CacheEpoch = NEVER_RESET) -> ChainRoot:
         """The root of the hash chains of this pool's sequences of that scope."""
         return ChainRoot(
             model_digest=self.model_digest,
@@ -86,6 +88,7 @@ class PoolSpec:
             adapter_digest=scope.adapter_digest,
             media=tuple((media.position, media.digest) for media in scope.media),
             salt=scope.salt,
+            cache_epoch=cache_epoch,
         )
 
 
@@ -120,6 +123,11 @@ class WorkerInfo:
     draining: bool = False
     incarnation: Incarnation = UNKNOWN_INCARNATION
     """The process: another epoch with the same one is the same process, which still has what it had."""
+    cache_epoch: CacheEpoch = NEVER_RESET
+
+    def chain_root(self, scope: Scope) -> ChainRoot:
+        """The root of the hash chains under which it publishes sequences of that scope."""
+        return self.pool.chain_root(scope, self.cache_epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +153,8 @@ class Registration:
     """The last that it was given."""
     inventory_parts: int = 0
     """How many parts of an inventory follow; 0: the pool is empty."""
+    cache_epoch: CacheEpoch = NEVER_RESET
+    """The last that it was told of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,8 @@ class HeldSequence:
     """End of the positions that it may write without asking."""
     ahead: Sequence[int] = ()
     """The rest of the prompt that it was attached with, while that is being computed."""
+    forgotten: bool = False
+    """It was attached before the last reset: nothing of it is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,7 @@ class Registered:
 
     epoch: Epoch
     lease_seconds: float
+    cache_epoch: CacheEpoch = NEVER_RESET
 
 
 class Commit(NamedTuple):
@@ -275,6 +288,9 @@ class Grant:
     """Blocks in which nothing is published any more."""
     roots: tuple[BlockHash, ...] = ()
     """Of the hash chains of `attached`, in that order."""
+    cache_epoch: CacheEpoch = NEVER_RESET
+    """Where it differs from the last grant's, nothing that was published before this grant is any more, and the
+    sequences attached before it publish nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +305,17 @@ class PoolAudit:
     sequences: int
     violation: str = ""
     """Empty when the books balance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReset:
+    """What a reset did."""
+
+    cache_epoch: CacheEpoch
+    """Of the workers that were reset, from now on."""
+    workers: int
+    blocks: int
+    """That can be found no longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

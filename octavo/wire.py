@@ -14,11 +14,12 @@ from typing import Any, TypeVar, cast
 
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES
-from octavo.ids import BlockHash, BlockId, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
+from octavo.ids import BlockHash, BlockId, CacheEpoch, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
 from octavo.records import (
     PLAIN,
     Attach,
     BlockCopy,
+    CacheReset,
     Commit,
     Exchange,
     FinishReason,
@@ -217,6 +218,7 @@ def worker_to_wire(worker: WorkerInfo) -> cache_manager_v1.WorkerInfo:
         load=load_to_wire(worker.load),
         draining=worker.draining,
         incarnation=worker.incarnation,
+        cache_epoch=worker.cache_epoch,
     )
 
 
@@ -229,6 +231,7 @@ def worker_from_wire(message: cache_manager_v1.WorkerInfo) -> WorkerInfo:
         load=load_from_wire(message.load),
         draining=message.draining,
         incarnation=Incarnation(message.incarnation),
+        cache_epoch=CacheEpoch(message.cache_epoch),
     )
 
 
@@ -270,6 +273,16 @@ def audit_from_wire(message: cache_manager_v1.AuditReply) -> PoolAudit:
     )
 
 
+def reset_to_wire(reset: CacheReset) -> cache_manager_v1.ResetPrefixCacheReply:
+    return cache_manager_v1.ResetPrefixCacheReply(
+        cache_epoch=reset.cache_epoch, workers=reset.workers, blocks=reset.blocks
+    )
+
+
+def reset_from_wire(message: cache_manager_v1.ResetPrefixCacheReply) -> CacheReset:
+    return CacheReset(cache_epoch=CacheEpoch(message.cache_epoch), workers=message.workers, blocks=message.blocks)
+
+
 # ---- worker <-> cache manager --------------------------------------------------------------------------------
 
 
@@ -282,6 +295,7 @@ def registration_to_wire(registration: Registration) -> cache_manager_v1.Registe
         first_epoch=registration.first_epoch,
         last_epoch=registration.last_epoch,
         inventory_parts=registration.inventory_parts,
+        cache_epoch=registration.cache_epoch,
     )
 
 
@@ -297,6 +311,7 @@ def registration_from_wire(message: cache_manager_v1.Register) -> Registration:
         first_epoch=Epoch(message.first_epoch),
         last_epoch=Epoch(message.last_epoch),
         inventory_parts=message.inventory_parts,
+        cache_epoch=CacheEpoch(message.cache_epoch),
     )
 
 
@@ -311,6 +326,7 @@ def inventory_to_wire(inventory: Inventory) -> cache_manager_v1.Inventory:
                 table=pack(held.table),
                 room=held.room,
                 ahead=pack(held.ahead),
+                forgotten=held.forgotten,
             )
             for held in inventory.sequences
         ],
@@ -329,6 +345,7 @@ def _held_from_wire(message: cache_manager_v1.HeldSequence) -> HeldSequence:
         table=_blocks("inventory.sequences.table", message.table),
         room=message.room,
         ahead=unpack("inventory.sequences.ahead", message.ahead),
+        forgotten=message.forgotten,
     )
 
 
@@ -341,12 +358,14 @@ def root_from_wire(field: str, root: bytes) -> BlockHash:
 
 def registered_to_wire(registered: Registered) -> cache_manager_v1.Registered:
     return cache_manager_v1.Registered(
-        epoch=registered.epoch, lease_milliseconds=round(registered.lease_seconds * 1000)
+        epoch=registered.epoch,
+        lease_milliseconds=round(registered.lease_seconds * 1000),
+        cache_epoch=registered.cache_epoch,
     )
 
 
 def registered_from_wire(message: cache_manager_v1.Registered) -> Registered:
-    return Registered(Epoch(message.epoch), message.lease_milliseconds / 1000)
+    return Registered(Epoch(message.epoch), message.lease_milliseconds / 1000, CacheEpoch(message.cache_epoch))
 
 
 def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
@@ -369,7 +388,7 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
                 salt=attach.scope.salt,
                 tenant=attach.tenant,
                 adapter_digest=attach.scope.adapter_digest,
-                media=_media_to_wire(attach.scope),
+                media=_media_messages(attach.scope),
             )
             for attach in exchange.attaches
         ],
@@ -432,7 +451,7 @@ def _tenant_from_wire(path: str, message: cache_manager_v1.Attach | worker_v1.Su
     return TenantTag(_absent_or_whole(f"{path}.tenant", message.tenant, TENANT_TAG_BYTES))
 
 
-def _media_to_wire(scope: Scope) -> list[types_v1.Media]:
+def _media_messages(scope: Scope) -> list[types_v1.Media]:
     return [types_v1.Media(position=media.position, digest=media.digest) for media in scope.media]
 
 
@@ -465,6 +484,7 @@ def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
         published=grant.published,
         evicted=pack(grant.evicted),
         roots=b"".join(grant.roots),
+        cache_epoch=grant.cache_epoch,
     )
 
 
@@ -485,6 +505,7 @@ def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:
         published=message.published,
         evicted=_blocks("grant.evicted", message.evicted),
         roots=_roots_from_wire("grant.roots", message.roots),
+        cache_epoch=CacheEpoch(message.cache_epoch),
     )
 
 
@@ -525,7 +546,7 @@ def submission_to_wire(submission: Submission) -> worker_v1.Submit:
         salt=submission.scope.salt,
         tenant=submission.tenant,
         adapter_digest=submission.scope.adapter_digest,
-        media=_media_to_wire(submission.scope),
+        media=_media_messages(submission.scope),
     )
 
 

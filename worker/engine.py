@@ -16,10 +16,11 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol
 
 from octavo.errors import Draining, OctavoError, StaleEpoch
-from octavo.ids import Epoch
+from octavo.ids import NEVER_RESET, Epoch
 from octavo.records import Exchange, Grant, Refusal, Registration, StepReport, Submission
 from worker.cache_client import CacheClient
 from worker.core.scheduler import Scheduler
@@ -67,6 +68,7 @@ class Engine:
         self._at_rest = asyncio.Event()
         self._draining = False
         self._epoch = Epoch(0)
+        self._cache_epoch = NEVER_RESET
         self._step = 0
         self._heartbeat_seconds = 1.0
         self._renew_at = 0.0
@@ -146,8 +148,8 @@ class Engine:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     async def _register(self, registration: Registration) -> None:
-        registered = await self._client.register(registration)
-        self._epoch, self._step = registered.epoch, 0
+        registered = await self._client.register(replace(registration, cache_epoch=self._cache_epoch))
+        self._epoch, self._step, self._cache_epoch = registered.epoch, 0, registered.cache_epoch
         self._heartbeat_seconds = registered.lease_seconds / 3
         self._renew_at = _now() + self._heartbeat_seconds
         log.info("registered", extra={"epoch": registered.epoch, "lease_seconds": registered.lease_seconds})
@@ -195,7 +197,9 @@ class Engine:
         self._step = exchange.step
         self._renew_at = _now() + self._heartbeat_seconds
         try:
-            return await self._client.exchange(exchange)
+            grant = await self._client.exchange(exchange)
+            self._cache_epoch = grant.cache_epoch
+            return grant
         except (StaleEpoch, Draining):
             raise
         except OctavoError as error:  # the two sides disagree about the books: a bug in one of them

@@ -77,6 +77,8 @@ class Auditor:
         if table.published > table.full_blocks:
             yield f"{table.published} blocks published, {table.full_blocks} full"
             return
+        if table.forgotten and table.published:
+            yield f"{table.published} blocks published, and it is forgotten"
         expected = table.root
         published = table.blocks[: table.published]
         for block, tokens in zip(published, table.block_tokens(0, table.published), strict=True):

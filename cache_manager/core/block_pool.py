@@ -134,6 +134,11 @@ class BlockPool:
             assert references[block] > 0, f"block {block} is published without an owner"
             published[block] = True
 
+    def unpublish_all(self) -> None:
+        """Nothing can be found any more: what has no reference is free, what has one will be when it is released."""
+        self._published = [False] * self._end
+        self._num_cached = 0
+
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without a reference, the next to be allocated first."""
         block = self._next[self._end]

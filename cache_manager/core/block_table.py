@@ -5,7 +5,7 @@ Invariants, for a block size S:
 - A table grows at its end only; an entry changes by copy-on-write, or when an equal block was published first.
 - Positions [length, room) are writable: their blocks belong to this table alone and are not published. A reserve that
   is met ends with its last block, so a worker that decodes asks, and tells what it wrote, once a block.
-- The first `published` blocks are in the prefix index, each under this sequence's own hash.
+- The first `published` blocks are in the prefix index, each under this sequence's own hash; none of a forgotten one.
 """
 
 from array import array
@@ -35,6 +35,8 @@ class BlockTable:
     """End of the positions that may be written and committed."""
     published: int
     """Leading blocks that are in the prefix index."""
+    forgotten: bool = False
+    """It was there before the last reset: nothing of it is published, now or later."""
 
     @property
     def length(self) -> int:
@@ -75,7 +77,12 @@ class BlockTable:
             tokens=self.tokens[:],
             room=self.length,
             published=self.published,
+            forgotten=self.forgotten,
         )
+
+    def forget(self) -> None:
+        """What it holds is published no longer, and nothing of it will be."""
+        self.forgotten, self.published = True, 0
 
     def truncate(self, length: int) -> list[BlockId]:
         """Go back to `length` committed positions, nothing reserved. Returns the blocks cut off, in table order."""

@@ -24,7 +24,12 @@ class Cleared:
     """Nothing of this epoch can be found any more. Told by whoever drops the books: they cannot say it themselves."""
 
 
-Change = Published | Evicted | Cleared
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Nothing that was published before can be found any more."""
+
+
+Change = Published | Evicted | Forgotten | Cleared
 """To be applied in order by whoever keeps a copy of the index."""
 
 

@@ -4,6 +4,7 @@ A sequence lives from `attach` or `fork` to `free`. In between, its worker says 
 will write (`reserve`) and after each step what it wrote (`commit`); full blocks are published as they are committed.
 
 The rules, each with one home:
+- reset raises the cache epoch, which is part of every root, and drops what is published under the last one.
 - attach shares the longest run of published blocks and leaves at least one token to compute. It allocates nothing. If
   another sequence is computing the block after that run, it does nothing at all (single_flight.py).
 - reserve is all or nothing, gives whole blocks, and copies the tail block first if a write to it would show elsewhere:
@@ -28,14 +29,14 @@ from functools import lru_cache
 from cache_manager.core.auditor import Auditor
 from cache_manager.core.block_table import BlockTable
 from cache_manager.core.books import Books, empty_books
-from cache_manager.core.changes import Change, Evicted, LedgerStats, Published
+from cache_manager.core.changes import Change, Evicted, Forgotten, LedgerStats, Published
 from cache_manager.core.draft import Draft, judge_commit, judge_count
 from cache_manager.core.mirror_news import MirrorNews
 from cache_manager.core.prefix_index import NextHash
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
-from octavo.ids import NOBODY, BlockHash, BlockId, Epoch, SequenceId, TenantTag
+from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
 from octavo.records import (
     PLAIN,
     Attach,
@@ -58,7 +59,13 @@ class Ledger:
     """One worker's block tables, reference counts and prefix index. Belongs to one task."""
 
     def __init__(
-        self, spec: PoolSpec, epoch: Epoch, *, next_hash: NextHash = next_hash, books: Books | None = None
+        self,
+        spec: PoolSpec,
+        epoch: Epoch,
+        *,
+        cache_epoch: CacheEpoch = NEVER_RESET,
+        next_hash: NextHash = next_hash,
+        books: Books | None = None,
     ) -> None:
         """Open books: those of an empty pool, unless others are given.
 
@@ -68,6 +75,7 @@ class Ledger:
         books = books or empty_books(spec, next_hash)
         self.spec = spec
         self.epoch = epoch
+        self.cache_epoch = cache_epoch
         self._root = lru_cache(_ROOTS_REMEMBERED)(self._compute_root)
         self._pool = books.pool
         self._index = books.index
@@ -128,6 +136,8 @@ class Ledger:
         `ahead` holds, for those whose prompt is being computed, the rest of it.
         """
         for sequence, table in self._tables.items():
+            if table.forgotten:
+                continue
             while table.published < table.full_blocks and table.blocks[table.published] in self._index:
                 table.published += 1
             self._publish(sequence, table, table.full_blocks)
@@ -246,7 +256,27 @@ class Ledger:
             published=self._news.take_published(),
             evicted=self._news.take_evicted(),
             roots=tuple(self._tables[sequence].root for sequence, _ in attached),
+            cache_epoch=self.cache_epoch,
         )
+
+    def reset(self, cache_epoch: CacheEpoch) -> int:
+        """Forget all that is published: whoever attaches from now on finds only what is computed after this.
+
+        Sequences in the books go on with what they hold and publish nothing more; nobody waits for them.
+
+        Returns:
+            How many blocks can be found no longer.
+        """
+        assert cache_epoch > self.cache_epoch, f"cache epoch {cache_epoch} after {self.cache_epoch}"
+        self.cache_epoch = cache_epoch
+        self._root.cache_clear()
+        self._flights.end_all()
+        for table in self._tables.values():
+            table.forget()
+        self._pool.unpublish_all()
+        self._news.clear()
+        self._changes = [Forgotten()]
+        return self._index.clear()
 
     def audit(self) -> PoolAudit:
         """Count the blocks, and say what is wrong with the books if anything is."""
@@ -269,7 +299,7 @@ class Ledger:
         return Draft(self.spec, self._vocabulary, self._tables)
 
     def _compute_root(self, scope: Scope) -> BlockHash:
-        return self.spec.chain_root(scope).hash()
+        return self.spec.chain_root(scope, self.cache_epoch).hash()
 
     def _attach(self, attach: Attach) -> int | WaitFor:
         sequence, tokens, size = attach.sequence, attach.tokens, self.spec.block_size
@@ -328,7 +358,7 @@ class Ledger:
         size, known = table.block_size, table.tokens
         known.extend(tokens)
         full = len(known) // size
-        if full > table.published:
+        if full > table.published and not table.forgotten:
             if table.published == (len(known) - len(tokens)) // size:
                 self._publish(sequence, table, full)
             self._flights.advance(sequence, table)

@@ -27,6 +27,11 @@ class MirrorNews:
         """What was published in some of these blocks is gone."""
         self._evicted += blocks
 
+    def clear(self) -> None:
+        """Nothing is published any more, and the worker is told so by the cache epoch."""
+        self._published.clear()
+        self._evicted.clear()
+
     def take_published(self) -> bytes:
         """A record (octavo.block_record) of each block that was published since the last call and still is."""
         if not self._published:

@@ -119,6 +119,14 @@ class PrefixIndex:
                 forgotten.append(block_hash)
         return tuple(forgotten)
 
+    def clear(self) -> int:
+        """Drop what is published in all blocks. Returns in how many something was."""
+        count, num_blocks = len(self._blocks), len(self._places)
+        self._blocks.clear()
+        self._places = [None] * num_blocks
+        self._hashes = [None] * num_blocks
+        return count
+
     def violations(self) -> Iterator[str]:
         """What is wrong with the index."""
         places = {BlockId(block): place for block, place in enumerate(self._places) if place is not None}

@@ -22,7 +22,7 @@ from cache_manager.core.prefix_index import NextHash, Parent, Place
 from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
 from octavo.hashing import TOKEN_BYTES, next_hash, token_bytes, tokens_of_bytes
-from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
+from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId
 from octavo.records import HeldSequence, Inventory, PoolSpec
 
 BLOCKS_AT_ONCE = 512
@@ -82,9 +82,9 @@ class Restoration:
             self._books.pool.release(tails_first[at : at + BLOCKS_AT_ONCE])
             yield
 
-    def open(self, epoch: Epoch) -> Ledger:
+    def open(self, epoch: Epoch, cache_epoch: CacheEpoch = NEVER_RESET) -> Ledger:
         """The books, once all steps are done."""
-        ledger = Ledger(self._spec, epoch, next_hash=self._next_hash, books=self._books)
+        ledger = Ledger(self._spec, epoch, cache_epoch=cache_epoch, next_hash=self._next_hash, books=self._books)
         ledger.resume({sequence: held.ahead for sequence, held in self._held.items()})
         return ledger
 
@@ -148,7 +148,15 @@ class Restoration:
         name = f"inventory.sequences: sequence {held.sequence}"
         self._require_shape(name, held)
         size, pool = self._spec.block_size, self._books.pool
-        table = BlockTable(size, held.root, list(held.table), array("I", held.tokens), room=held.room, published=0)
+        table = BlockTable(
+            size,
+            held.root,
+            list(held.table),
+            array("I", held.tokens),
+            room=held.room,
+            published=0,
+            forgotten=held.forgotten,
+        )
         self._require_places(name, table)
         pool.share([block for block in table.blocks if pool.references(block)])
         pool.claim([block for block in table.blocks if not pool.references(block)])

@@ -71,6 +71,12 @@ class SingleFlight:
         self._land(sequence)
         self._prompts.pop(sequence, None)
 
+    def end_all(self) -> None:
+        """Nobody computes anything that others may wait for."""
+        self._leaders.clear()
+        self._led.clear()
+        self._prompts.clear()
+
     def violations(self, tables: Container[SequenceId]) -> Iterator[str]:
         """What is wrong with the leaders, given who is in the books."""
         if {sequence: place for place, sequence in self._leaders.items()} != self._led:

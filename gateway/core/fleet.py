@@ -161,7 +161,7 @@ class Fleet:
     def hits(self, prompt: PromptBlocks, indexed: Mapping[WorkerId, int]) -> dict[WorkerId, Hit]:
         """What each worker has or will have of a prompt, given the tokens that the prefix index says it holds."""
         return {
-            worker: prompt.hit(member.info.pool, indexed.get(worker, 0), member.sent())
+            worker: prompt.hit(member.info, indexed.get(worker, 0), member.sent())
             for worker, member in self._members.items()
             if worker in indexed or member.reservations
         }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
 from octavo.ids import BlockHash
-from octavo.records import PoolSpec, Scope
+from octavo.records import Scope, WorkerInfo
 
 Blocks = tuple[BlockHash, ...]
 """The hashes of a prompt's full blocks, in order."""
@@ -36,30 +36,31 @@ class Sent:
 
 
 class PromptBlocks:
-    """One prompt's blocks under the hash chain of whichever pool asks; each chain is computed once."""
+    """One prompt's blocks under the hash chain of whichever worker asks; each chain is computed once."""
 
     def __init__(self, prompt: Sequence[int], scope: Scope) -> None:
         self._prompt = prompt
         self._scope = scope
         self._chains: dict[ChainRoot, Blocks] = {}
 
-    def of(self, pool: PoolSpec) -> Blocks:
+    def of(self, worker: WorkerInfo) -> Blocks:
         """All full blocks."""
-        root = pool.chain_root(self._scope)
+        root = worker.chain_root(self._scope)
         if root not in self._chains:
-            self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, pool.block_size))
+            self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, worker.pool.block_size))
         return self._chains[root]
 
-    def hit(self, pool: PoolSpec, indexed_tokens: int, sent: Iterable[Sent]) -> Hit:
+    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Iterable[Sent]) -> Hit:
         """What this prompt will find at a worker: `indexed_tokens` as the index says, and what was sent there."""
-        wanted = self.of(pool)[: hit_candidates(len(self._prompt), pool.block_size)]
-        computed = reached = indexed_tokens // pool.block_size
+        block_size = worker.pool.block_size
+        wanted = self.of(worker)[: hit_candidates(len(self._prompt), block_size)]
+        computed = reached = indexed_tokens // block_size
         for prompt in sent:
             shared = shared_blocks(wanted, prompt.blocks)
             reached = max(reached, shared)
             if prompt.computed:
                 computed = max(computed, shared)
-        return Hit(computed * pool.block_size, (reached - computed) * pool.block_size)
+        return Hit(computed * block_size, (reached - computed) * block_size)
 
 
 def shared_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:

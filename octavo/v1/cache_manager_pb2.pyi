@@ -86,6 +86,7 @@ class Register(_message.Message):
     LAST_EPOCH_FIELD_NUMBER: _builtins.int
     INVENTORY_PARTS_FIELD_NUMBER: _builtins.int
     FIRST_EPOCH_FIELD_NUMBER: _builtins.int
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """drawn at random when the process starts"""
@@ -99,6 +100,8 @@ class Register(_message.Message):
     """The first epoch that this process was given, 0 if none. Of two processes under one worker_id the one that came later
     stays; the other is told `Superseded` and must not come again.
     """
+    cache_epoch: _builtins.int
+    """the last that the worker was told of"""
     @_builtins.property
     def pool(self) -> _types_pb2.PoolSpec: ...
     def __init__(
@@ -111,10 +114,11 @@ class Register(_message.Message):
         last_epoch: _builtins.int = ...,
         inventory_parts: _builtins.int = ...,
         first_epoch: _builtins.int = ...,
+        cache_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "first_epoch", b"first_epoch", "incarnation", b"incarnation", "inventory_parts", b"inventory_parts", "last_epoch", b"last_epoch", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_epoch", b"cache_epoch", "first_epoch", b"first_epoch", "incarnation", b"incarnation", "inventory_parts", b"inventory_parts", "last_epoch", b"last_epoch", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,6 +166,7 @@ class HeldSequence(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     root: _builtins.bytes
     """32 bytes of Grant.roots; a child's are its parent's"""
@@ -173,6 +178,8 @@ class HeldSequence(_message.Message):
     """end of the positions that may be written without asking; the number of tokens if there are none"""
     ahead: _builtins.bytes
     """u32: the rest of the prompt that it was attached with, while it is being computed"""
+    forgotten: _builtins.bool
+    """it was attached before the cache epoch changed: nothing of it is published"""
     def __init__(
         self,
         *,
@@ -182,10 +189,11 @@ class HeldSequence(_message.Message):
         table: _builtins.bytes = ...,
         room: _builtins.int = ...,
         ahead: _builtins.bytes = ...,
+        forgotten: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "room", b"room", "root", b"root", "sequence", b"sequence", "table", b"table", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "forgotten", b"forgotten", "room", b"room", "root", b"root", "sequence", b"sequence", "table", b"table", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,18 +205,21 @@ class Registered(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     LEASE_MILLISECONDS_FIELD_NUMBER: _builtins.int
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     lease_milliseconds: _builtins.int
     """an exchange at least this often, or the pool is expired"""
+    cache_epoch: _builtins.int
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         lease_milliseconds: _builtins.int = ...,
+        cache_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "lease_milliseconds", b"lease_milliseconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_epoch", b"cache_epoch", "epoch", b"epoch", "lease_milliseconds", b"lease_milliseconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -361,6 +372,7 @@ class Grant(_message.Message):
     PUBLISHED_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
     ROOTS_FIELD_NUMBER: _builtins.int
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     step: _builtins.int
     attached: _builtins.bytes
@@ -385,6 +397,8 @@ class Grant(_message.Message):
     """
     roots: _builtins.bytes
     """32 bytes for each of `attached`: the root of its hash chain, opaque"""
+    cache_epoch: _builtins.int
+    """where it differs from the last one, nothing published before this grant is any more"""
     def __init__(
         self,
         *,
@@ -399,10 +413,11 @@ class Grant(_message.Message):
         published: _builtins.bytes = ...,
         evicted: _builtins.bytes = ...,
         roots: _builtins.bytes = ...,
+        cache_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "copies", b"copies", "epoch", b"epoch", "evicted", b"evicted", "free_blocks", b"free_blocks", "published", b"published", "roots", b"roots", "step", b"step", "tables", b"tables", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "cache_epoch", b"cache_epoch", "copies", b"copies", "epoch", b"epoch", "evicted", b"evicted", "free_blocks", b"free_blocks", "published", b"published", "roots", b"roots", "step", b"step", "tables", b"tables", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -466,12 +481,15 @@ class WorkerInfo(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     epoch: _builtins.int
     address: _builtins.str
     draining: _builtins.bool
     incarnation: _builtins.int
     """the process behind it: another epoch with the same one is the same process"""
+    cache_epoch: _builtins.int
+    """part of the root of its hash chains"""
     @_builtins.property
     def pool(self) -> _types_pb2.PoolSpec: ...
     @_builtins.property
@@ -486,10 +504,11 @@ class WorkerInfo(_message.Message):
         load: _types_pb2.WorkerLoad | None = ...,
         draining: _builtins.bool = ...,
         incarnation: _builtins.int = ...,
+        cache_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "load", b"load", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cache_epoch", b"cache_epoch", "draining", b"draining", "epoch", b"epoch", "incarnation", b"incarnation", "load", b"load", "pool", b"pool", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,3 +572,50 @@ class AuditReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditReply: _TypeAlias = AuditReply  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """empty: every worker of this manager"""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_EPOCH_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    cache_epoch: _builtins.int
+    """of the workers that were reset, from now on"""
+    workers: _builtins.int
+    blocks: _builtins.int
+    """that can be found no longer"""
+    def __init__(
+        self,
+        *,
+        cache_epoch: _builtins.int = ...,
+        workers: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "cache_epoch", b"cache_epoch", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheReply: _TypeAlias = ResetPrefixCacheReply  # noqa: Y015

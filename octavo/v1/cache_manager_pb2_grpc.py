@@ -50,6 +50,11 @@ class CacheManagerStub:
                 request_serializer=octavo_dot_v1_dot_cache__manager__pb2.AuditRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_cache__manager__pb2.AuditReply.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/octavo.v1.CacheManager/ResetPrefixCache',
+                request_serializer=octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheReply.FromString,
+                _registered_method=True)
 
 
 class CacheManagerServicer:
@@ -79,6 +84,14 @@ class CacheManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
+        free when they release it, and whoever comes from now on computes anew. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +109,11 @@ def add_CacheManagerServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=octavo_dot_v1_dot_cache__manager__pb2.AuditRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_cache__manager__pb2.AuditReply.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +198,33 @@ class CacheManager:
             '/octavo.v1.CacheManager/Audit',
             octavo_dot_v1_dot_cache__manager__pb2.AuditRequest.SerializeToString,
             octavo_dot_v1_dot_cache__manager__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.CacheManager/ResetPrefixCache',
+            octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheRequest.SerializeToString,
+            octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheReply.FromString,
             options,
             channel_credentials,
             insecure,

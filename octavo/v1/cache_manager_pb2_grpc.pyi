@@ -42,6 +42,10 @@ class CacheManagerStub:
     """Every worker at once, then what changes."""
     Audit: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.AuditRequest, _cache_manager_pb2.AuditReply]
     """Recompute a worker's books from its tables and compare. For operators and tests."""
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ResetPrefixCacheRequest, _cache_manager_pb2.ResetPrefixCacheReply]
+    """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
+    free when they release it, and whoever comes from now on computes anew. For operators.
+    """
 
 @_typing.type_check_only
 class CacheManagerAsyncStub(CacheManagerStub):
@@ -57,6 +61,10 @@ class CacheManagerAsyncStub(CacheManagerStub):
     """Every worker at once, then what changes."""
     Audit: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.AuditRequest, _cache_manager_pb2.AuditReply]  # type: ignore[assignment]
     """Recompute a worker's books from its tables and compare. For operators and tests."""
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ResetPrefixCacheRequest, _cache_manager_pb2.ResetPrefixCacheReply]  # type: ignore[assignment]
+    """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
+    free when they release it, and whoever comes from now on computes anew. For operators.
+    """
 
 class CacheManagerServicer(metaclass=_abc_1.ABCMeta):
     """Owns the books of every worker that attends it: block tables, reference counts, prefix index."""
@@ -87,5 +95,15 @@ class CacheManagerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_manager_pb2.AuditReply, _abc.Awaitable[_cache_manager_pb2.AuditReply]]:
         """Recompute a worker's books from its tables and compare. For operators and tests."""
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _cache_manager_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_manager_pb2.ResetPrefixCacheReply, _abc.Awaitable[_cache_manager_pb2.ResetPrefixCacheReply]]:
+        """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
+        free when they release it, and whoever comes from now on computes anew. For operators.
+        """
 
 def add_CacheManagerServicer_to_server(servicer: CacheManagerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -76,6 +76,7 @@ workers = record(
     load=loads,
     draining=st.booleans(),
     incarnation=u64,
+    cache_epoch=u64,
 )
 exchanges = record(
     records.Exchange,
@@ -103,6 +104,7 @@ grants = record(
     published=st.binary(max_size=64),
     evicted=some_u32,
     roots=several(digests),
+    cache_epoch=u64,
 )
 inventories = record(
     records.Inventory,
@@ -116,6 +118,7 @@ inventories = record(
             table=some_u32,
             room=u32,
             ahead=some_tokens,
+            forgotten=st.booleans(),
         )
     ),
 )
@@ -157,6 +160,11 @@ CASES: dict[str, Case] = {
         wire.audit_to_wire,
         wire.audit_from_wire,
     ),
+    "reset": (
+        record(records.CacheReset, cache_epoch=u64, workers=u32, blocks=u64),
+        wire.reset_to_wire,
+        wire.reset_from_wire,
+    ),
     "registration": (
         record(
             records.Registration,
@@ -167,13 +175,16 @@ CASES: dict[str, Case] = {
             first_epoch=u64,
             last_epoch=u64,
             inventory_parts=u32,
+            cache_epoch=u64,
         ),
         wire.registration_to_wire,
         wire.registration_from_wire,
     ),
     "inventory": (inventories, wire.inventory_to_wire, wire.inventory_from_wire),
     "registered": (
-        st.builds(records.Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000)),
+        st.builds(
+            records.Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000), u64
+        ),
         wire.registered_to_wire,
         wire.registered_from_wire,
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from octavo.ids import Epoch, WorkerId
+from octavo.ids import CacheEpoch, Epoch, WorkerId
 from octavo.records import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
 
 
@@ -23,7 +23,13 @@ def pool(**fields: Any) -> PoolSpec:
 
 
 def worker(
-    name: str, *, epoch: int = 1, draining: bool = False, spec: PoolSpec | None = None, **load: int
+    name: str,
+    *,
+    epoch: int = 1,
+    cache_epoch: int = 0,
+    draining: bool = False,
+    spec: PoolSpec | None = None,
+    **load: int,
 ) -> WorkerInfo:
     """An idle worker; `load` are fields of WorkerLoad."""
     return WorkerInfo(
@@ -33,6 +39,7 @@ def worker(
         pool=spec or pool(),
         load=WorkerLoad(**load),
         draining=draining,
+        cache_epoch=CacheEpoch(cache_epoch),
     )
 
 

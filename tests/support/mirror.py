@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from octavo.block_record import split_records
-from octavo.ids import BlockHash, BlockId, SequenceId
+from octavo.ids import NEVER_RESET, BlockHash, BlockId, SequenceId
 from octavo.records import Exchange, Grant, HeldSequence, Inventory
 
 
@@ -16,6 +16,7 @@ class Known:
     table: list[BlockId] = field(default_factory=list[BlockId])
     room: int = 0
     prompt: list[int] = field(default_factory=list[int])
+    forgotten: bool = False
 
 
 class Mirror:
@@ -25,6 +26,7 @@ class Mirror:
         self._size = block_size
         self.records: dict[BlockId, bytes] = {}
         self.sequences: dict[SequenceId, Known] = {}
+        self.cache_epoch = NEVER_RESET
 
     def does(self, exchange: Exchange) -> None:
         """What the worker has done itself, before it says so."""
@@ -40,6 +42,11 @@ class Mirror:
     def hears(self, exchange: Exchange, grant: Grant) -> None:
         """What the manager has made of the rest."""
         unmet = set(grant.unmet)
+        if grant.cache_epoch != self.cache_epoch:
+            self.cache_epoch = grant.cache_epoch
+            self.records.clear()
+            for known in self.sequences.values():
+                known.forgotten = True
         for fork in exchange.forks:
             self._bear(fork.parent, [child for child in fork.children if child not in unmet])
         for sequence in exchange.finished:
@@ -62,7 +69,7 @@ class Mirror:
         known = self.sequences[parent]
         length = len(known.tokens)
         for child in children:
-            self.sequences[child] = Known(known.root, known.tokens.copy(), room=length)
+            self.sequences[child] = Known(known.root, known.tokens.copy(), room=length, forgotten=known.forgotten)
         if children and length % self._size:
             known.room = length
 
@@ -85,6 +92,7 @@ class Mirror:
             table=tuple(known.table),
             room=known.room,
             ahead=tuple(known.prompt[len(known.tokens) :]),
+            forgotten=known.forgotten,
         )
 
     def _let_go(self, blocks: list[BlockId]) -> None:

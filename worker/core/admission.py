@@ -46,6 +46,8 @@ class Doorkeeper:
 
     def follow(self, leader: Sequence) -> None:
         """Let all who wait for what the leader is computing follow it."""
+        if not self._tables.publishes(leader):
+            return
         size = self._block_size
         ready = leader.computed // size * size
         for sequence in self._lineup.waiting:
@@ -67,7 +69,7 @@ class Doorkeeper:
         if sequence.follows is None:
             return False
         leader = self._tables.known(sequence.follows.leader)
-        return leader is not None and leader.computed < sequence.follows.until
+        return leader is not None and self._tables.publishes(leader) and leader.computed < sequence.follows.until
 
     def _room(self) -> int:
         """Blocks that are free, or are freed by the next exchange before anything takes them, and that nobody needs."""
@@ -82,6 +84,6 @@ class Doorkeeper:
     def _reuse(self, sequence: Sequence) -> int:
         """Tokens that it will find computed by a running sequence, in whole blocks."""
         reuse = 0
-        for other in self._lineup.running:
+        for other in filter(self._tables.publishes, self._lineup.running):
             reuse = sequence.shared_until(other, reuse, other.computed, self._block_size)
         return reuse

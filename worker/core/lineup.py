@@ -49,6 +49,7 @@ class Lineup:
         """A sample that knows what its parent knows and is to alias its table."""
         child = self.new_sequence(parent.request, sample, parent.tokens.copy())
         child.computed = child.reused = child.told = parent.computed
+        child.cache_epoch = parent.cache_epoch
         child.table = parent.table[: blocks_for(parent.computed, self._block_size)]
         return child
 

@@ -7,7 +7,7 @@ waiting under a new id, so an id never means two tables.
 from dataclasses import dataclass, field
 from typing import NewType
 
-from octavo.ids import BlockId, SequenceId
+from octavo.ids import NEVER_RESET, BlockId, CacheEpoch, SequenceId
 from octavo.records import Submission
 
 GatewayKey = NewType("GatewayKey", int)
@@ -62,6 +62,8 @@ class Sequence:
     table: list[BlockId] = field(default_factory=list[BlockId])
     forked: bool = False
     """Its last block belongs to others too, since nothing was reserved for it after a fork."""
+    cache_epoch: CacheEpoch = NEVER_RESET
+    """Under which it was attached, or its parent was."""
     sent_back: bool = False
     """It lost its table to a shortage, and is let in again only when there is room for all its tokens."""
     follows: Wait | None = None

@@ -508,6 +508,7 @@ class TestAudit:
                 "length 9, room 99, blocks for 12",
             ),
             (lambda ledger: setattr(ledger._tables[A], "published", 3), "3 blocks published, 2 full"),
+            (lambda ledger: setattr(ledger._tables[A], "forgotten", True), "2 blocks published, and it is forgotten"),
             (
                 lambda ledger: ledger._tables[A].tokens.__setitem__(0, 9),
                 "block 0 is not published under this sequence's hash",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cache_manager.core.changes import Evicted, Published
+from cache_manager.core.changes import Evicted, Forgotten, Published
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
@@ -33,6 +33,8 @@ class Life:
         self.writable = length
         self.prompt = ()
         """What it was attached with, while others may wait for it."""
+        self.publishes = True
+        """Not any more once the books were reset."""
         self.leads = None
         """The whole prefix up to the block that it computes next, if it is the one to wait for."""
 
@@ -40,7 +42,9 @@ class Life:
         return self.salt, tuple(self.tokens[: position + 1])
 
     def fork(self):
-        return Life(self.salt, self.tokens[: self.length], self.length)
+        child = Life(self.salt, self.tokens[: self.length], self.length)
+        child.publishes = self.publishes
+        return child
 
 
 PICK = st.integers(0, 3)
@@ -59,6 +63,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.prefixes = {}
         self.published = set()
         self.last = 0
+        self.cache_epoch = 0
 
     @rule(salt=SALTS, tokens=TOKENS)
     def attach(self, salt, tokens):
@@ -134,6 +139,17 @@ class LedgerMachine(RuleBasedStateMachine):
         assert state_of(self.ledger) == before
 
     @rule()
+    def reset(self):
+        """S9: nothing is found any more, and whoever runs goes on as before."""
+        self.follow_changes()
+        held = self.ledger.num_held
+        self.cache_epoch += 1
+        assert self.ledger.reset(self.cache_epoch) == len(self.published)
+        assert (self.ledger.num_held, self.ledger.num_cached, self.ledger.published()) == (held, 0, [])
+        for life in self.lives.values():
+            life.publishes, life.leads = False, None
+
+    @rule()
     def free_all(self):
         """At rest nothing is held."""
         self.ledger.apply(exchange(finished=list(self.lives)))
@@ -181,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
         end = (life.length // self.size + 1) * self.size
         prefix = life.salt, tuple([*life.tokens[: life.length], *life.prompt[life.length : end]][:end])
         others = [other.leads for other in self.lives.values() if other is not life]
-        free = prefix not in self.published and prefix not in others
+        free = life.publishes and prefix not in self.published and prefix not in others
         life.leads = prefix if free and len(prefix[1]) == end <= len(life.prompt) else None
 
     def go_back(self, sequence, cut):
@@ -237,7 +253,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def remember_prefixes(self, life):
         """The hash of every full prefix that may be published, to read the ledger's changes by."""
-        root = self.spec.chain_root(Scope(salt=life.salt)).hash()
+        root = self.spec.chain_root(Scope(salt=life.salt), self.cache_epoch).hash()
         for index, block_hash in enumerate(block_hashes(root, life.tokens[: life.length], self.size)):
             self.prefixes[block_hash] = life.salt, tuple(life.tokens[: (index + 1) * self.size])
 
@@ -250,6 +266,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def take_grant(self):
         """Keep the tables as told, and make the copies."""
         grant = idle(self.ledger)
+        assert grant.cache_epoch == self.cache_epoch
         for change in grant.tables:
             table = self.tables.setdefault(change.sequence, [])
             table[change.start : change.start + len(change.blocks)] = change.blocks
@@ -282,6 +299,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def follow_changes(self):
         for change in self.ledger.take_changes():
+            if isinstance(change, Forgotten):
+                self.published.clear()
+                continue
             for salt, prefix in map(self.prefixes.__getitem__, change.hashes):
                 if isinstance(change, Published):
                     assert (salt, prefix) not in self.published

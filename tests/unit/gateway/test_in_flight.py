@@ -10,7 +10,7 @@ from octavo.records import Scope
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16
-POOL = pool()
+HOST = worker("host")
 A, B = WorkerId("a"), WorkerId("b")
 
 
@@ -20,11 +20,11 @@ def blocks_of(*tokens: int, salt: bytes = b"") -> PromptBlocks:
 
 def hit(tokens: int, *sent: Sent, indexed: int = 0) -> Hit:
     """Of a prompt 0, 1, 2, ..."""
-    return blocks_of(*range(tokens)).hit(POOL, indexed, sent)
+    return blocks_of(*range(tokens)).hit(HOST, indexed, sent)
 
 
 def sent(tokens: int, *, computed: bool = False, salt: bytes = b"") -> Sent:
-    return Sent(blocks_of(*range(tokens), salt=salt).of(POOL), computed)
+    return Sent(blocks_of(*range(tokens), salt=salt).of(HOST), computed)
 
 
 def test_what_was_sent_and_is_not_computed_yet_is_coming() -> None:
@@ -54,23 +54,34 @@ def test_what_another_tenant_sent_counts_for_nothing() -> None:
 
 def test_pools_of_different_models_have_different_blocks() -> None:
     prompt = blocks_of(*range(100))
-    assert shared_blocks(prompt.of(POOL), prompt.of(pool(dtype="bfloat16"))) == 0
-    assert len(prompt.of(pool(block_size=32))) == 3
+    assert shared_blocks(prompt.of(HOST), prompt.of(worker("other", spec=pool(dtype="bfloat16")))) == 0
+    assert len(prompt.of(worker("other", spec=pool(block_size=32)))) == 3
+
+
+def test_what_was_sent_to_a_worker_before_its_reset_counts_for_nothing_after_it() -> None:
+    """S9."""
+    fleet, prompt = Fleet(), blocks_of(*range(100))
+    before, after = worker("a"), worker("a", cache_epoch=7)
+    fleet.apply(snapshot(before), 0.0)
+    fleet.reserve(before, prompt_tokens=100, cached_tokens=0, output_tokens=1, blocks=prompt.of(before))
+    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK)}
+    fleet.apply(news(after), 1.0)
+    assert fleet.hits(prompt, {}) == {A: Hit(0, 0)}
 
 
 @given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), max_size=6))
 def test_two_prompts_share_the_blocks_up_to_their_first_difference(one: list[int], other: list[int]) -> None:
-    spec = pool(block_size=1)
+    host = worker("host", spec=pool(block_size=1))
     agree = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     expected = min(len(one), len(other)) if agree is None else agree
-    assert shared_blocks(blocks_of(*one).of(spec), blocks_of(*other).of(spec)) == expected
+    assert shared_blocks(blocks_of(*one).of(host), blocks_of(*other).of(host)) == expected
 
 
 def test_a_prompt_is_remembered_where_it_was_sent_until_it_ends() -> None:
     fleet, prompt = Fleet(), blocks_of(*range(100))
     fleet.apply(snapshot(worker("a"), worker("b")), now=0.0)
     reservation = fleet.reserve(
-        worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(POOL)
+        worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST)
     )
     assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK)}
     fleet.prefilled(reservation)
@@ -82,6 +93,6 @@ def test_a_prompt_is_remembered_where_it_was_sent_until_it_ends() -> None:
 def test_a_new_epoch_of_a_worker_knows_nothing_of_what_the_old_one_was_sent() -> None:
     fleet, prompt = Fleet(), blocks_of(*range(100))
     fleet.apply(snapshot(worker("a")), now=0.0)
-    fleet.reserve(worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(POOL))
+    fleet.reserve(worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST))
     fleet.apply(news(worker("a", epoch=2)), now=1.0)
     assert fleet.hits(prompt, {}) == {}

@@ -219,7 +219,7 @@ def burst(workers: int, *, requests: int, shared: int, own: int, seed: int = 0) 
             prompt_tokens=shared + own,
             cached_tokens=chosen.cached_tokens,
             output_tokens=16,
-            blocks=blocks.of(chosen.standing.info.pool),
+            blocks=blocks.of(chosen.standing.info),
         )
         taken[chosen.standing.info.worker_id] += 1
     return taken
