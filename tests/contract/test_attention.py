@@ -1,6 +1,6 @@
 """One suite for every implementation of `worker.kernels.Attend`.
 
-On a machine with a CUDA device the Triton kernel runs there; elsewhere it runs in Triton's interpreter.
+On a machine with a CUDA device the Triton kernels run there; elsewhere they run in Triton's interpreter.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import fast_interpreter
 from tests.support.paged_batch import PagedBatch, make_batch
-from worker.kernels import Attend, Option, native, reference, torch_cpu
+from worker.kernels import Attend, Option, native, reference, shared_prefix, torch_cpu
 from worker.kernels.arguments import options_of
 from worker.kernels.native_build import NativeUnavailable
+from worker.kernels.shared_prefix import SharedPrefixes
 
 S = 16
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -31,16 +33,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scales": {"scales": True},
     "all": {"window": 3 * S - 1, "soft_cap": 3.0, "sinks": True, "scales": True},
 }
+MOST_EXAMPLES = 200
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Implementation:
     attend: Attend
-    longest: int = 1000
-    """The interpreter takes about a millisecond for each block that a head reads."""
-    examples: int | None = None
-    """Of hypothesis; None leaves it to the profile."""
     device: torch.device = CPU
     supports: Callable[[torch.dtype, torch.dtype, int, frozenset[Option]], str | None] = lambda *_: None
     """None, or why it takes no calls of (queries' dtype, pool's dtype, D, options): `choose` then goes elsewhere."""
@@ -65,11 +64,12 @@ def _native() -> Implementation:
 
 def _triton() -> Implementation:
     pytest.importorskip("triton")
-    from worker.kernels import paged_decode
+    from worker.kernels import triton_attend
 
     if torch.cuda.is_available():
-        return Implementation(paged_decode.attend, device=torch.device("cuda"))
-    return Implementation(paged_decode.attend, longest=5 * S + 3, examples=10)
+        return Implementation(triton_attend.attend, device=torch.device("cuda"), supports=triton_attend.supports)
+    fast_interpreter.install()
+    return Implementation(triton_attend.attend, supports=triton_attend.supports)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[], Implementation]] = {
@@ -103,7 +103,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 def test_decodes_of_every_length_agree_with_the_oracle(
     implementation: Implementation, group: int, dtype: torch.dtype
 ) -> None:
-    lengths = (1, S - 1, S, S + 1, 3 * S, implementation.longest)
+    lengths = (1, S - 1, S, S + 1, 3 * S, 1000)
     batch = make_batch([(n - 1, 1) for n in lengths], heads=2 * group, kv_heads=2, dtype=dtype)
 
     implementation.skip_unless_supported(batch)
@@ -190,6 +190,40 @@ def test_a_sink_larger_than_every_score_takes_all_the_weight(implementation: Imp
     assert out.abs().max() < 1e-30, "exp(-200) of the weight is left"
 
 
+@pytest.mark.parametrize("option", ["none", "sinks", "all but window", "window"])
+def test_a_plan_of_shared_prefixes_changes_no_result(
+    implementation: Implementation, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "none": {},
+        "sinks": {"sinks": True},
+        "all but window": {"sinks": True, "soft_cap": 3.0, "scales": True},
+        "window": {"window": 2 * S},
+    }
+    spans = [(330, 1), (0, 20), (20 * S, 1), (3, 1), (20 * S + 15, 1), (19 * S, 1), (20 * S, 5), (600, 1), (20 * S, 1)]
+    batch = make_batch(spans, heads=6, kv_heads=2, head_dim=32, shared_blocks=20, **asked[option])
+    implementation.skip_unless_supported(batch)
+    monkeypatch.setattr(shared_prefix, "LAUNCH_POSITIONS", 1)
+    plan = shared_prefix.plan(
+        *(x.numpy() for x in (batch.tables, batch.lengths, batch.query_starts)),
+        block_size=S,
+        device=implementation.device,
+    )
+    assert plan is not None
+    assert plan.positions.tolist() == [320, 0, 320, 0, 320, 0, 0, 320, 320]
+
+    out = implementation(replace(batch, options=batch.options | {"shared": plan}))
+
+    assert batch.worst_error(out) < tolerance(batch)
+
+
+def test_a_plan_for_other_sequences_is_refused(implementation: Implementation) -> None:
+    plan = SharedPrefixes(**dict.fromkeys(SharedPrefixes.__slots__, torch.zeros(7, dtype=torch.int32)))
+
+    with pytest.raises(ValueError, match="shared was planned for 7 sequences, lengths has 3"):
+        implementation.attend(**GOOD.arguments, shared=plan)
+
+
 def test_a_chunk_of_several_panels_agrees_with_the_oracle(implementation: Implementation) -> None:
     batch = make_batch([(70, 130)], heads=3, kv_heads=1, head_dim=32)
 
@@ -208,8 +242,7 @@ def test_what_an_unwritten_slot_holds_never_leaks(implementation: Implementation
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_company_in_the_batch_changes_no_bit(implementation: Implementation, dtype: torch.dtype) -> None:
-    longest = min(600, implementation.longest)
-    spans = [(longest - 1, 1), (3, 9), (0, 1), (S, 1), (30, 17), (2 * S, 1), (0, 40)]
+    spans = [(599, 1), (3, 9), (0, 1), (S, 1), (30, 17), (2 * S, 1), (0, 40)]
     batch = make_batch(spans, heads=3, kv_heads=1, dtype=dtype)
     implementation.skip_unless_supported(batch)
 
@@ -317,7 +350,7 @@ def batches(draw: st.DrawFn, supports: Callable[..., str | None]) -> PagedBatch:
 def test_any_batch_agrees_with_the_oracle(name: str) -> None:
     implementation = IMPLEMENTATIONS[name]()
 
-    @settings(max_examples=implementation.examples or settings().max_examples)
+    @settings(max_examples=min(settings().max_examples, MOST_EXAMPLES))
     @given(batches(implementation.supports))
     def agrees(batch: PagedBatch) -> None:
         assert batch.worst_error(implementation(batch)) < tolerance(batch)

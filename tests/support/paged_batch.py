@@ -77,13 +77,17 @@ def make_batch(
     soft_cap: float | None = None,
     sinks: bool = False,
     scales: bool = False,
+    shared_blocks: int = 0,
     seed: int = 0,
 ) -> PagedBatch:
-    """A batch of sequences given as (history, new tokens); what is expected comes from what the pool holds."""
+    """A batch of sequences given as (history, new tokens); what is expected comes from what the pool holds.
+
+    Sequences whose history is long enough begin with the same `shared_blocks` blocks.
+    """
     random = torch.Generator().manual_seed(seed)
     lengths = [history + new for history, new in spans]
     blocks = [-(-length // block_size) for length in lengths]
-    num_blocks = sum(blocks) + 3
+    num_blocks = sum(blocks) + shared_blocks + 3
     k_pool, v_pool = (
         torch.full((num_blocks, kv_heads, block_size, head_dim), torch.nan, dtype=kv_dtype or dtype) for _ in range(2)
     )
@@ -95,11 +99,18 @@ def make_batch(
         options["sinks"] = torch.randn(heads, generator=random)
     if scales:
         options["k_scale"], options["v_scale"] = (torch.rand(kv_heads, generator=random) + 0.5 for _ in range(2))
+    shared = [free.pop() for _ in range(shared_blocks)]
+    prefixes = [
+        torch.randn(shared_blocks * block_size, kv_heads, head_dim, generator=random).to(k_pool.dtype) for _ in range(2)
+    ]
     queries, expected = [], []
     for b, (history, new) in enumerate(spans):
         tables[b, : blocks[b]] = torch.tensor([free.pop() for _ in range(blocks[b])])
         q = torch.randn(new, heads, head_dim, generator=random).to(dtype)
         k, v = (torch.randn(history + new, kv_heads, head_dim, generator=random).to(k_pool.dtype) for _ in range(2))
+        if history >= shared_blocks * block_size:
+            tables[b, :shared_blocks] = torch.tensor(shared)
+            k[: len(prefixes[0])], v[: len(prefixes[1])] = prefixes
         for position in range(history + new):
             block, offset = int(tables[b, position // block_size]), position % block_size
             k_pool[block, :, offset], v_pool[block, :, offset] = k[position], v[position]

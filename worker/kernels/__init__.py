@@ -77,8 +77,9 @@ def choose(
 ) -> Attend:
     """Pick the fastest implementation that takes such calls here, and log which and why, once.
 
-    Every implementation says what it takes; the next in line is asked where it does not: native code, then torch, on
-    a CPU. A call that asks for more than was told here raises ValueError; none computes something else in silence.
+    Every implementation says what it takes, and the next in line is asked where it does not: native code, then torch,
+    on a CPU; Triton, then the reference, on a GPU. A call that asks for more than was told here raises ValueError;
+    none computes something else in silence.
 
     Args:
         device: where the pool lies.
@@ -88,14 +89,22 @@ def choose(
         options: those that any call will ask for.
     """
     if device.type == "cuda":
-        from worker.kernels import paged_decode
-
-        return _announce(paged_decode.attend, "triton", device, "decodes in Triton, prefill chunks in plain torch")
+        return _choose_cuda(device, dtype, kv_dtype or dtype, head_dim, options)
     if device.type != "cpu":
         from worker.kernels import reference
 
         return _announce(reference.attend, "reference", device, f"slower: no kernel is written for {device.type}")
     return _choose_cpu(device, dtype, kv_dtype or dtype, head_dim, options)
+
+
+def _choose_cuda(
+    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option]
+) -> Attend:
+    from worker.kernels import reference, triton_attend
+
+    if (reason := triton_attend.supports(dtype, kv_dtype, head_dim, options)) is not None:
+        return _announce(reference.attend, "reference", device, f"slower than Triton: {reason}")
+    return _announce(triton_attend.attend, "triton", device, "kernels for this GPU, compiled as they are needed")
 
 
 def _choose_cpu(

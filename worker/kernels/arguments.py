@@ -9,6 +9,8 @@ from typing import Literal, TypedDict, Unpack
 
 import torch
 
+from worker.kernels.shared_prefix import SharedPrefixes
+
 QUERY_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 POOL_DTYPES = (*QUERY_DTYPES, *FP8_DTYPES)
@@ -27,6 +29,8 @@ class Options(TypedDict, total=False):
     """float32 [Hkv]: a key is what the pool holds times its head's scale."""
     v_scale: torch.Tensor | None
     """float32 [Hkv]: likewise."""
+    shared: SharedPrefixes | None
+    """Which decodes begin with the same blocks: a hint, that changes results by no more than rounding."""
 
 
 Option = Literal["window", "soft_cap", "sinks", "scales"]
@@ -37,7 +41,7 @@ def options_of(options: Options) -> frozenset[Option]:
     """The options that a call asks for."""
     names: dict[str, Option] = {"window": "window", "soft_cap": "soft_cap", "sinks": "sinks"}
     names |= {"k_scale": "scales", "v_scale": "scales"}
-    return frozenset(names[name] for name, value in options.items() if value is not None)
+    return frozenset(option for name, option in names.items() if options.get(name) is not None)
 
 
 def check_arguments(
@@ -73,6 +77,7 @@ def check_tensors(
     sinks: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> None:
     """Check ranks, shapes, dtypes, devices and strides: cheap enough for every call, since no value is read.
 
@@ -85,6 +90,8 @@ def check_tensors(
         raise ValueError(f"window is {window}, wanted at least 1: a query sees itself")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap is {soft_cap}, wanted more than 0")
+    if shared is not None and len(shared.positions) != len(lengths):
+        raise ValueError(f"shared was planned for {len(shared.positions)} sequences, lengths has {len(lengths)}")
     kv_heads = k_pool.shape[1]
     _check_per_head("sinks", sinks, q.shape[1])
     _check_per_head("k_scale", k_scale, kv_heads)

@@ -1,0 +1,120 @@
+"""What the attention kernels share: one step of a softmax that runs over keys and values read through a block table.
+
+A program holds M rows: a row is one query of one head, and all rows of a program read the same KV head of the same
+table. A step takes TILE consecutive positions, whatever the block size: each position looks up its own block, so a
+tile may cross many small blocks or lie inside a large one.
+
+Three numbers a row are carried from step to step: its largest score (`peak`, in units of log2, as exp2 is the
+instruction that there is), the sum of exp2(score - peak) (`total`), and the weighted sum of values (`acc`). Two halves
+of a history can be computed apart and merged, which is what paged_decode and paged_shared do.
+
+Loads of K *and* of V are masked: a slot that no position owns may hold NaN, and 0 * NaN is NaN. Offsets are 64-bit: a
+pool may hold more than 2^31 elements.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def floats_of_e4m3(bits):
+    """float8_e4m3fn as fp16, times 2^-8: uint8 -> fp16, exactly, with shifts alone, on any target.
+
+    The exponent moves to the low bits of fp16's, whose bias is larger by 8; subnormal numbers stay right.
+    """
+    wide = bits.to(tl.uint16)
+    shifted = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    return tl.where((wide & 0x7F) == 0x7F, 0x7E00, shifted).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def floats_of_e5m2(bits):
+    """float8_e5m2 as fp16: it is the upper half of one."""
+    return (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def load_tile(at, mask, POOL: tl.constexpr, DOT: tl.constexpr):
+    """Keys or values [TILE, D] in the dtype that they are multiplied in, zero where masked; e4m3 times 2^-8."""
+    x = tl.load(at) if mask is None else tl.load(at, mask=mask, other=0.0)
+    if POOL == "e4m3":
+        x = floats_of_e4m3(x)
+    elif POOL == "e5m2":
+        x = floats_of_e5m2(x)
+    return x.to(DOT)
+
+
+@triton.jit
+def pool_unit(POOL: tl.constexpr):
+    """What a number that `load_tile` gives must be multiplied by."""
+    return 256.0 if POOL == "e4m3" else 1.0
+
+
+@triton.jit
+def head_factor(scale_ptr, kv_head, POOL: tl.constexpr):
+    """The scale of a KV head, if there is one, and the unit of its pool."""
+    factor = pool_unit(POOL)
+    if scale_ptr is not None:
+        factor *= tl.load(scale_ptr + kv_head)
+    return factor
+
+
+@triton.jit
+def attend_tile(
+    q,
+    peak,
+    total,
+    acc,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    start,
+    end,
+    row_begin,
+    row_end,
+    score_unit,
+    soft_cap,
+    K_BLOCK: tl.constexpr,
+    K_SLOT: tl.constexpr,
+    V_BLOCK: tl.constexpr,
+    V_SLOT: tl.constexpr,
+    D: tl.constexpr,
+    S: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+    POOL: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One step over positions [start, start + TILE): q [M, D'], peak and total [M], acc [M, D'] -> the last three.
+
+    D' is D padded to a power of two. Positions at and beyond `end` are not read; row r sees [row_begin[r],
+    row_end[r]). Without MASKED every row sees every position of the tile. `k_ptr` and `v_ptr` point to the KV head,
+    `table_ptr` to the row of the table.
+    """
+    D_PADDED: tl.constexpr = q.shape[1]
+    element = tl.arange(0, D_PADDED)[None, :]
+    position = start + tl.arange(0, TILE)
+    if MASKED:
+        block = tl.load(table_ptr + position // S, mask=position < end, other=0).to(tl.int64)
+        readable = (position < end)[:, None] & (element < D)
+    else:
+        block = tl.load(table_ptr + position // S).to(tl.int64)
+        readable = None if D == D_PADDED else element < D
+    offset = position % S
+    k = load_tile(k_ptr + (block * K_BLOCK + offset * K_SLOT)[:, None] + element, readable, POOL, DOT)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * score_unit
+    if soft_cap is not None:  # c * tanh(x / c), as 1 - 2 / (e^2x + 1): no special case where e^2x is infinite
+        scores = soft_cap * (LOG2_E - 2 * LOG2_E / (tl.exp2(scores * (2 * LOG2_E / soft_cap)) + 1))
+    if MASKED:
+        visible = (position[None, :] >= row_begin[:, None]) & (position[None, :] < row_end[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(new_peak == -float("inf"), 0.0, new_peak) if MASKED else new_peak  # not -inf - -inf: that is NaN
+    weights = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(peak - base)
+    v = load_tile(v_ptr + (block * V_BLOCK + offset * V_SLOT)[:, None] + element, readable, POOL, DOT)
+    acc = tl.dot(weights.to(DOT), v, acc * fade[:, None], input_precision=PRECISION)
+    return new_peak, total * fade + tl.sum(weights, 1), acc
