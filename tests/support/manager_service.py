@@ -1,6 +1,7 @@
 """A real cache manager service in this process, on loopback, under a clock that the test moves; stand-in workers."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from cache_manager.change_queue import MAX_PENDING, ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
+from deploy.process import Process, log_event
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.index_schema import index_key
 from octavo.records import (
@@ -43,6 +45,9 @@ from tests.support import books
 from tests.support.mirror import Mirror
 
 LEASE_SECONDS = 5.0
+
+GRACE_SECONDS = 60
+"""Of a manager's process. Longer than any test may take: what ends sooner did not wait for it."""
 
 
 class Clock:
@@ -226,6 +231,19 @@ async def manager_service(
             with suppress(asyncio.CancelledError):
                 await following
             await mirror.close()
+
+
+def manager_process(**settings: object) -> Process:
+    """`python -m cache_manager`, not started; its Redis is away unless the settings say where it is."""
+    env = {"OCTAVO_REDIS_URL": "redis://127.0.0.1:1/0", "OCTAVO_GRACE_SECONDS": str(GRACE_SECONDS)}
+    env |= {f"OCTAVO_{name.upper()}": str(value) for name, value in settings.items()}
+    return Process("manager", lambda _: [sys.executable, "-m", "cache_manager"], env=env, served_port=announced_port)
+
+
+def announced_port(line: str) -> int | None:
+    """The port that a line of a service's log says it serves on."""
+    event = log_event(line)
+    return event["port"] if event is not None and event.get("event") == "serving" else None
 
 
 async def until(condition: Callable[[], Awaitable[Any]]) -> None:

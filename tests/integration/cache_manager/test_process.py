@@ -10,29 +10,15 @@ from os import kill
 import grpc
 import pytest
 
-from deploy.process import Process, StartFailed, log_event
+from deploy.process import Process, StartFailed
 from octavo.errors import Draining, StaleEpoch
 from octavo.service import open_channel, probe
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from tests.support import books
-from tests.support.manager_service import WorkerStandIn
+from tests.support.manager_service import WorkerStandIn, announced_port, manager_process
 
 pytestmark = pytest.mark.cluster
-
-GRACE_SECONDS = 60
-"""Longer than any test may take: what ends sooner did not wait for it."""
-
-
-def announced_port(line: str) -> int | None:
-    event = log_event(line)
-    return event["port"] if event is not None and event.get("event") == "serving" else None
-
-
-def manager_process(**settings: object) -> Process:
-    env = {"OCTAVO_REDIS_URL": "redis://127.0.0.1:1/0", "OCTAVO_GRACE_SECONDS": str(GRACE_SECONDS)}
-    env |= {f"OCTAVO_{name.upper()}": str(value) for name, value in settings.items()}
-    return Process("manager", lambda _: [sys.executable, "-m", "cache_manager"], env=env, served_port=announced_port)
 
 
 @asynccontextmanager
