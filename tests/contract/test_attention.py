@@ -17,7 +17,7 @@ from tests.support import fast_interpreter
 from tests.support.paged_batch import PagedBatch, make_batch
 from worker.kernels import Attend, Option, native, reference, shared_prefix, torch_cpu
 from worker.kernels.arguments import options_of
-from worker.kernels.native_build import NativeUnavailable
+from worker.kernels.native_build import Level, NativeUnavailable, usable_levels
 from worker.kernels.shared_prefix import SharedPrefixes
 
 S = 16
@@ -55,9 +55,10 @@ class Implementation:
         return self.attend(**batch.to(self.device).arguments).cpu()
 
 
-def _native() -> Implementation:
+def _native(level: Level | None = None) -> Implementation:
+    """At a level of instructions, by default the best that this CPU has."""
     try:
-        return Implementation(native.load(torch.float32, torch.float32, 64), supports=native.supports)
+        return Implementation(native.load_level(level or usable_levels()[0]), supports=native.supports)
     except NativeUnavailable as unavailable:
         pytest.skip(str(unavailable))
 
@@ -75,7 +76,7 @@ def _triton() -> Implementation:
 IMPLEMENTATIONS: dict[str, Callable[[], Implementation]] = {
     "reference": lambda: Implementation(reference.attend),
     "torch": lambda: Implementation(torch_cpu.attend),
-    "native": _native,
+    **{f"native {level.name}": lambda level=level: _native(level) for level in usable_levels()},
     "triton": _triton,
 }
 

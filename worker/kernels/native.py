@@ -1,6 +1,7 @@
 """The CPU backend: native/paged_attention.cpp, compiled at first use and called through ctypes.
 
-It reads K and V where they lie and prefetches the next block, which makes it faster than torch on contiguous tensors.
+It reads K and V where they lie and asks for the next block while it computes, which makes it faster than torch on
+contiguous tensors.
 """
 
 import ctypes
@@ -11,15 +12,16 @@ from typing import Unpack
 import torch
 
 from worker.kernels import native_build
-from worker.kernels.arguments import Option, Options, check_arguments, check_tensors, options_of
-from worker.kernels.native_build import NativeUnavailable
+from worker.kernels.arguments import Option, Options, check_arguments, check_tensors
+from worker.kernels.native_build import Level, NativeUnavailable
 
 SOURCE = Path(__file__).parent / "native" / "paged_attention.cpp"
 DTYPES = (torch.float32, torch.bfloat16)
-OPTIONS: frozenset[Option] = frozenset()
-"""What it does beside plain causal attention."""
+POOL_DTYPES = (*DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_HEAD_DIM = 256
 
+_TYPES = {dtype: number for number, dtype in enumerate(POOL_DTYPES)}
+"""The numbers of the C++ file's `Type`."""
 _UNSOUND_BATCH, _OUT_OF_MEMORY = 1, 2
 
 
@@ -33,24 +35,22 @@ class _Arguments(ctypes.Structure):
         ("v_strides", ctypes.c_int64 * 3),
         ("table_stride", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("tokens", "sequences", "table_width", "heads", "kv_heads", "dim")),
-        *((name, ctypes.c_int32) for name in ("block_size", "num_blocks", "q_is_bfloat16", "kv_is_bfloat16")),
-        ("threads", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("parallel", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("block_size", "num_blocks", "q_is_bfloat16", "kv_type")),
+        *((name, ctypes.c_int32) for name in ("window", "threads")),
+        *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "k_scale", "v_scale", "parallel")),
     )
 
 
 def supports(
     dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option] = frozenset()
 ) -> str | None:
-    """None, or why the native code does not take such a call. Any block size and any group will do."""
-    for name, given in (("queries", dtype), ("a pool", kv_dtype)):
-        if given not in DTYPES:
-            return f"{name} of {given}; it takes {DTYPES[0]} and {DTYPES[1]}"
+    """None, or why the native code does not take such a call. Any block size, any group and all options will do."""
+    for name, given, taken in (("queries", dtype, DTYPES), ("a pool", kv_dtype, POOL_DTYPES)):
+        if given not in taken:
+            return f"{name} of {given}; it takes {', '.join(map(str, taken))}"
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         return f"heads of {head_dim} elements; it takes multiples of 16 up to {MAX_HEAD_DIM}"
-    if lacking := sorted(options - OPTIONS):
-        return f"{', '.join(lacking)}; it does without"
     return None
 
 
@@ -64,16 +64,23 @@ def load(
     """
     if (reason := supports(dtype, kv_dtype, head_dim, options)) is not None:
         raise NativeUnavailable(reason)
-    return _load()
+    return load_level(native_build.usable_levels()[0])
 
 
 @cache
-def _load() -> "NativeAttention":
-    return NativeAttention(native_build.load(SOURCE))
+def load_level(level: Level) -> "NativeAttention":
+    """The native attention with the instructions of a level that this CPU has; see `native_build.usable_levels`."""
+    return NativeAttention(native_build.load(SOURCE, level))
+
+
+def build_all() -> None:
+    """Compile for every level of this architecture, as an image does that may run on any CPU of it."""
+    for level in native_build.levels():
+        native_build.build(SOURCE, level)
 
 
 class NativeAttention:
-    """`worker.kernels.Attend` on float32 and bfloat16 CPU tensors."""
+    """`worker.kernels.Attend` on float32 and bfloat16 queries, and pools of those or of 8 bits, in a CPU's memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attend = library.octavo_paged_attention
@@ -94,35 +101,41 @@ class NativeAttention:
     ) -> torch.Tensor:
         """Attend: q [T, Hq, D]; k_pool, v_pool [N, Hkv, S, D]; tables [B, M] -> [T, Hq, D]. See `Attend`."""
         check_tensors(q, k_pool, v_pool, tables, lengths, query_starts, **options)
-        _check_support(q, k_pool, options_of(options))
-        out = torch.empty(q.shape, dtype=q.dtype)
-        arguments = _Arguments(
-            q=q.data_ptr(),
-            k_pool=k_pool.data_ptr(),
-            v_pool=v_pool.data_ptr(),
-            tables=tables.data_ptr(),
-            lengths=lengths.data_ptr(),
-            query_starts=query_starts.data_ptr(),
-            out=out.data_ptr(),
-            q_strides=q.stride()[:-1],
-            k_strides=k_pool.stride()[:-1],
-            v_strides=v_pool.stride()[:-1],
-            table_stride=tables.stride(0),
-            tokens=q.shape[0],
-            sequences=tables.shape[0],
-            table_width=tables.shape[1],
-            heads=q.shape[1],
-            kv_heads=k_pool.shape[1],
-            dim=q.shape[2],
-            block_size=k_pool.shape[2],
-            num_blocks=k_pool.shape[0],
-            q_is_bfloat16=q.dtype is torch.bfloat16,
-            kv_is_bfloat16=k_pool.dtype is torch.bfloat16,
-            threads=torch.get_num_threads(),
-            scale=scale,
-            parallel=self._parallel,
+        tokens, heads, dim = q.shape
+        num_blocks, kv_heads, block_size, _ = k_pool.shape
+        _check_support(q, k_pool.dtype, dim)
+        out = torch.empty((tokens, heads, dim), dtype=q.dtype)
+        arguments = _Arguments(  # in the order of the fields: their names would take as long as a small call
+            q.data_ptr(),
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            tables.data_ptr(),
+            lengths.data_ptr(),
+            query_starts.data_ptr(),
+            out.data_ptr(),
+            q.stride()[:2],
+            k_pool.stride()[:3],
+            v_pool.stride()[:3],
+            tables.stride(0),
+            tokens,
+            *tables.shape,
+            heads,
+            kv_heads,
+            dim,
+            block_size,
+            num_blocks,
+            q.dtype is torch.bfloat16,
+            _TYPES[k_pool.dtype],
+            options.get("window") or 0,
+            torch.get_num_threads(),
+            scale,
+            options.get("soft_cap") or 0.0,
+            _address(options.get("sinks")),
+            _address(options.get("k_scale")),
+            _address(options.get("v_scale")),
+            self._parallel,
         )
-        outcome = self._attend(ctypes.byref(arguments))
+        outcome = self._attend(arguments)
         if outcome == _OUT_OF_MEMORY:
             raise MemoryError("no memory for the partial results of an attention call")
         if outcome == _UNSOUND_BATCH:
@@ -131,10 +144,14 @@ class NativeAttention:
         return out
 
 
-def _check_support(q: torch.Tensor, k_pool: torch.Tensor, options: frozenset[Option]) -> None:
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _check_support(q: torch.Tensor, kv_dtype: torch.dtype, head_dim: int) -> None:
     if q.device.type != "cpu":
         raise ValueError(f"q is on {q.device}, the native code wants the CPU")
-    if (reason := supports(q.dtype, k_pool.dtype, q.shape[2], options)) is not None:
+    if (reason := supports(q.dtype, kv_dtype, head_dim)) is not None:
         raise ValueError(f"the native code got {reason}")
 
 

@@ -1,8 +1,9 @@
 """Compile one of the package's C++ files when it is first needed, and keep the result for the next start.
 
-A result is named by its sources, the flags and the instruction set of the CPU, so a home directory shared by several
-machines is safe. Two workers that start together both compile, each into a file of its own, and rename: the last one
-wins, both are right, and nobody ever waits for a neighbour or loads half a file.
+A file is compiled for a `Level`, the richest set of instructions that the CPU has: chosen at run time, since what was
+built in an image or a shared home directory may run elsewhere. A result is named by its level, its sources and flags.
+Two workers that start together both compile, each into a file of its own, and rename: the last one wins, both are
+right, and nobody ever waits for a neighbour or loads half a file.
 """
 
 import ctypes
@@ -13,13 +14,37 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache as cached
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Instructions beyond those that every CPU of an architecture has."""
+
+    name: str
+    features: tuple[str, ...] = ()
+    """In the words of /proc/cpuinfo, which are the compilers' too."""
+    options: tuple[str, ...] = ()
+    """Further ones of the compiler."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What makes a compiler use them."""
+        return (*(f"-m{feature}" for feature in self.features), *self.options)
+
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+PLAIN = Level("plain")
+X86_LEVELS = (Level("avx512", _AVX512, ("-mprefer-vector-width=512",)), Level("avx2", _AVX2), PLAIN)
+"""The best first. Other architectures have the plain level only, which is NEON on aarch64."""
 
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     "-std=c++17",
     "-O3",
-    "-march=native",
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -28,35 +53,67 @@ FLAGS = (
     "-fPIC",
 )
 COMPILE_SECONDS = 300
-"""Nothing waits without a bound; one file takes about five seconds."""
+"""Nothing waits without a bound; one file takes about ten seconds."""
 
 
 class NativeUnavailable(Exception):
     """There is no native code for this call on this machine; the message is the reason."""
 
 
-def load(source: Path, *, cache: Path | None = None, compilers: Sequence[str] = COMPILERS) -> ctypes.CDLL:
+def levels() -> tuple[Level, ...]:
+    """The levels of this architecture, the best first."""
+    return X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else (PLAIN,)
+
+
+@cached
+def usable_levels() -> tuple[Level, ...]:
+    """Those that this CPU has, the best first; the plain one always."""
+    return within(levels(), _cpu_features())
+
+
+def within(levels: Sequence[Level], features: frozenset[str]) -> tuple[Level, ...]:
+    """Those that a CPU with such features has whole, in order."""
+    return tuple(level for level in levels if features.issuperset(level.features))
+
+
+def load(
+    source: Path, level: Level | None = None, *, cache: Path | None = None, compilers: Sequence[str] = COMPILERS
+) -> ctypes.CDLL:
     """Load what `source` compiles to, from the cache where it is there.
 
     Args:
         source: a C++ file; what it includes lies in its own directory.
+        level: one of `usable_levels()`; by default the best.
         cache: the directory of compiled files; `octavo` in the user's cache by default.
         compilers: names to look for on PATH, the best first.
 
     Raises:
         NativeUnavailable: no compiler, it fails, or the cache cannot be written.
     """
-    target = (cache or _user_cache()) / f"{source.stem}-{_key(source)}.so"
-    if target.exists():
-        try:
-            return ctypes.CDLL(str(target))
-        except OSError:  # cut short by a full disk or a crash: build it again
-            target.unlink(missing_ok=True)
-    _compile(source, target, compilers)
+    level = level or usable_levels()[0]
+    target = build(source, level, cache=cache, compilers=compilers)
+    try:
+        return ctypes.CDLL(str(target))
+    except OSError:  # cut short by a full disk or a crash: build it again
+        target.unlink(missing_ok=True)
+    target = build(source, level, cache=cache, compilers=compilers)
     try:
         return ctypes.CDLL(str(target))
     except OSError as error:
         raise NativeUnavailable(f"{target} does not load: {error}") from error
+
+
+def build(source: Path, level: Level, *, cache: Path | None = None, compilers: Sequence[str] = COMPILERS) -> Path:
+    """Compile `source` for a level, which this CPU need not have, unless the cache holds it; see `load`.
+
+    Raises:
+        NativeUnavailable: no compiler, it fails, or the cache cannot be written.
+    """
+    flags = (*FLAGS, *level.flags)
+    target = (cache or _user_cache()) / f"{source.stem}-{level.name}-{_key(source, flags)}.so"
+    if not target.exists():
+        _compile(source, target, flags, compilers)
+    return target
 
 
 def _user_cache() -> Path:
@@ -66,23 +123,22 @@ def _user_cache() -> Path:
         raise NativeUnavailable(f"no directory for compiled files: {error}") from error
 
 
-def _key(source: Path) -> str:
+def _key(source: Path, flags: Sequence[str]) -> str:
     texts = (path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
-    parts = (*texts, " ".join(FLAGS).encode(), _instruction_set().encode())
+    parts = (*texts, " ".join((*flags, platform.machine())).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _instruction_set() -> str:
-    """What -march=native depends on: the architecture and the features that the kernel lists."""
+def _cpu_features() -> frozenset[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+        return frozenset()
     features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return f"{platform.machine()} {features}"
+    return frozenset(features.split())
 
 
-def _compile(source: Path, target: Path, compilers: Sequence[str]) -> None:
+def _compile(source: Path, target: Path, flags: Sequence[str], compilers: Sequence[str]) -> None:
     compiler = next((path for name in compilers if (path := shutil.which(name))), None)
     if compiler is None:
         raise NativeUnavailable(f"no C++ compiler: none of {', '.join(compilers)} is on PATH")
@@ -90,7 +146,7 @@ def _compile(source: Path, target: Path, compilers: Sequence[str]) -> None:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             built = Path(scratch) / target.name
-            _run([compiler, *FLAGS, str(source), "-o", str(built)])
+            _run([compiler, *flags, str(source), "-o", str(built)])
             built.replace(target)
     except OSError as error:
         raise NativeUnavailable(f"cannot write {target.parent}: {error}") from error

@@ -17,7 +17,7 @@ import torch
 
 from tests.support.paged_batch import make_batch
 from worker.kernels import choose, native, native_build, reference, torch_cpu
-from worker.kernels.native_build import NativeUnavailable
+from worker.kernels.native_build import Level, NativeUnavailable
 
 CPU = torch.device("cpu")
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
@@ -143,13 +143,35 @@ def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, source: Path
 
 
 @needs_compiler
-def test_the_package_compiles_without_a_warning() -> None:
-    compiler = _compiler()
-    flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", *native_build.FLAGS]
+@pytest.mark.parametrize("level", native_build.levels(), ids=lambda level: level.name)
+def test_the_package_compiles_without_a_warning(level: Level) -> None:
+    flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", *native_build.FLAGS, *level.flags]
 
-    done = subprocess.run([compiler, *flags, str(native.SOURCE)], capture_output=True, text=True, check=False)
+    done = subprocess.run([_compiler(), *flags, str(native.SOURCE)], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+def test_every_level_has_a_file_of_its_own(tmp_path: Path, source: Path) -> None:
+    files = {native_build.build(source, level, cache=tmp_path / "cache").name for level in native_build.levels()}
+
+    assert len(files) == len(native_build.levels())
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("features", "usable"),
+    [
+        ("sse2 avx2 fma f16c avx512f avx512bw avx512dq avx512vl", ["avx512", "avx2", "plain"]),
+        ("avx2 fma f16c avx512f", ["avx2", "plain"]),
+        ("avx2 fma", ["plain"]),
+    ],
+)
+def test_a_level_is_usable_where_the_cpu_has_all_its_features(features: str, usable: list[str]) -> None:
+    levels = native_build.within(native_build.X86_LEVELS, frozenset(features.split()))
+
+    assert [level.name for level in levels] == usable
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@
 
 namespace octavo {
 
+constexpr float kLog2E = 1.44269504f;
 constexpr float kNothing = -INFINITY;  // the score of a position that is not visible
+constexpr float kLowest = -1e30f;      // where a peak starts: finite, so that nothing but kNothing still fades by 1
 
 template <typename T>
 struct Pool {
@@ -61,7 +63,7 @@ struct alignas(64) Line {
 
 inline size_t lines(size_t floats) { return (floats + 15) / 16; }
 
-// Queries and results: float32 or bfloat16. Told apart at run time, since only whole rows are ever read or written.
+// Queries and results: float32 or bfloat16. Told apart at run time, since only whole rows are read or written.
 struct Rows {
   void* data;
   bool is_bfloat16;
@@ -75,13 +77,13 @@ struct Rows {
       for (int i = 0; i < count; i++) to[i * step] = from[i] * factor;
     }
   }
-  void write(int64_t at, int count, const float* from, int step, float divisor) const {
+  void write(int64_t at, int count, float factor, const float* from, int step) const {
     if (is_bfloat16) {
       BFloat16* to = static_cast<BFloat16*>(data) + at;
-      for (int i = 0; i < count; i++) to[i] = to_bfloat16(from[i * step] / divisor);
+      for (int i = 0; i < count; i++) to[i] = to_bfloat16(from[i * step] * factor);
     } else {
       float* to = static_cast<float*>(data) + at;
-      for (int i = 0; i < count; i++) to[i] = from[i * step] / divisor;
+      for (int i = 0; i < count; i++) to[i] = from[i * step] * factor;
     }
   }
 };
@@ -97,7 +99,12 @@ struct Call {
   const int32_t* query_starts;
   Rows out;  // [T, Hq, D], contiguous
   int sequences, heads, kv_heads, dim, block_size;
-  float scale;  // of the scores, in powers of two: what the caller gave, times log2(e)
+  // Scores are kept as exponents of two, so what the caller gives for them is multiplied by log2(e).
+  float scale;
+  float soft_cap;                 // 0: none
+  const float* sinks;             // [Hq], or null; as the caller gave them
+  const float *k_scale, *v_scale;  // [Hkv], or null
+  int window;                     // positions that a query sees
   Threads threads;
 
   int group() const { return heads / kv_heads; }
@@ -105,29 +112,22 @@ struct Call {
   const int32_t* table(int b) const { return tables + b * table_stride; }
 
   // The rows of a sequence's KV head are (query, head of the group), heads fastest. Elements go `step` floats apart.
+  int head(int kv_head, int row) const { return kv_head * group() + row % group(); }
   void read_query(int b, int kv_head, int row, float* to, int step) const {
-    const int64_t token = query_starts[b] + row / group(), head = kv_head * group() + row % group();
-    q.read(token * q_token_stride + head * q_head_stride, dim, scale, to, step);
+    const int64_t token = query_starts[b] + row / group();
+    const float factor = k_scale ? scale * k_scale[kv_head] : scale;
+    q.read(token * q_token_stride + head(kv_head, row) * q_head_stride, dim, factor, to, step);
   }
-  void write_result(int b, int kv_head, int row, const float* from, int step, float divisor) const {
-    const int64_t token = query_starts[b] + row / group(), head = kv_head * group() + row % group();
-    out.write((token * heads + head) * dim, dim, from, step, divisor);
+  // `from` is what the weighted values came to, `total` the sum of the weights.
+  void write_result(int b, int kv_head, int row, const float* from, int step, float total) const {
+    const int64_t token = query_starts[b] + row / group();
+    const float factor = (v_scale ? v_scale[kv_head] : 1.0f) / total;
+    out.write((token * heads + head(kv_head, row)) * dim, dim, factor, from, step);
   }
+  // A sink is a score whose value is zero; without one, nothing.
+  float sink(int head) const { return sinks ? sinks[head] * kLog2E : kNothing; }
+  // The first position that the query at `position` sees.
+  int first_visible(int position) const { return std::max(0, position + 1 - window); }
 };
-
-// Up to kWidth neighbouring positions of one block and KV head.
-template <typename KV>
-struct Tile {
-  const KV *k, *v;
-  int count;
-};
-
-template <typename KV>
-inline Tile<KV> tile_at(const Call<KV>& call, const int32_t* table, int kv_head, int position, int end) {
-  const int32_t block = table[position / call.block_size];
-  const int offset = position % call.block_size;
-  const int count = std::min({kWidth, call.block_size - offset, end - position});
-  return {call.k.slot(block, kv_head, offset), call.v.slot(block, kv_head, offset), count};
-}
 
 }  // namespace octavo

@@ -14,7 +14,7 @@
 
 namespace octavo {
 
-constexpr int kLanes = 64;  // rows of a tile
+constexpr int kLanes = 48;  // rows of a tile
 constexpr int kPanel = 64;  // positions that are copied out of the pool at a time; a fixed cut, see paged_attention.cpp
 
 // Rows [first_row, first_row + kLanes) of a sequence's KV head, fewer at its end.
@@ -22,46 +22,61 @@ struct Chunk {
   int sequence, kv_head, first_row;
 };
 
-// Four rows and kCols vectors of out[m][lane] += sum over k < depth of a[m * a_row + k * a_step] * b[k][lane].
+// Factor k of row m of a product lies at data[m * row + k * step].
+struct Factors {
+  const float* data;
+  int64_t row, step;
+};
+
+// kHeight rows and kCols vectors of out[m][lane] = out[m][lane] * fade[lane] + sum over k < depth of a(m, k) * b[k][lane].
+// Without `fade` what `out` held counts for nothing.
 template <int kCols>
-inline void add_product_tile(const float* a, int64_t a_row, int64_t a_step, const float* b, float* out, int depth) {
-  Floats sum[4][kCols];
-  for (int m = 0; m < 4; m++)
-    for (int c = 0; c < kCols; c++) sum[m][c] = load(out + m * kLanes + c * kWidth);
+inline void product_tile(const Factors& a, const float* b, const float* fade, float* out, int depth) {
+  Floats sum[kHeight][kCols] = {};
+  if (fade) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kHeight; m++)
+#pragma GCC unroll 3
+      for (int c = 0; c < kCols; c++) sum[m][c] = load(out + m * kLanes + c * kWidth) * load(fade + c * kWidth);
+  }
   for (int k = 0; k < depth; k++) {
     Floats column[kCols];
+#pragma GCC unroll 3
     for (int c = 0; c < kCols; c++) column[c] = load(b + k * kLanes + c * kWidth);
-    for (int m = 0; m < 4; m++) {
-      const float factor = a[m * a_row + k * a_step];
+#pragma GCC unroll 8
+    for (int m = 0; m < kHeight; m++) {
+      const float factor = a.data[m * a.row + k * a.step];
+#pragma GCC unroll 3
       for (int c = 0; c < kCols; c++) sum[m][c] += factor * column[c];
     }
   }
-  for (int m = 0; m < 4; m++)
+#pragma GCC unroll 8
+  for (int m = 0; m < kHeight; m++)
+#pragma GCC unroll 3
     for (int c = 0; c < kCols; c++) store(out + m * kLanes + c * kWidth, sum[m][c]);
 }
 
-// The same for `height` rows (a multiple of 4) and the first `lanes` lanes (a multiple of kWidth).
-inline void add_product(const float* a, int64_t a_row, int64_t a_step, const float* b, float* out, int height,
-                        int lanes, int depth) {
-  for (int m = 0; m < height; m += 4) {
-    const float* rows = a + m * a_row;
+// The same for `height` rows (a multiple of kHeight) and the first `lanes` lanes (a multiple of kWidth).
+inline void product(const Factors& a, const float* b, const float* fade, float* out, int height, int lanes, int depth) {
+  for (int m = 0; m < height; m += kHeight) {
+    const Factors rows = {a.data + m * a.row, a.row, a.step};
     int lane = 0;
     for (; lane + kColumns * kWidth <= lanes; lane += kColumns * kWidth)
-      add_product_tile<kColumns>(rows, a_row, a_step, b + lane, out + m * kLanes + lane, depth);
+      product_tile<kColumns>(rows, b + lane, fade ? fade + lane : nullptr, out + m * kLanes + lane, depth);
     for (; lane < lanes; lane += kWidth)
-      add_product_tile<1>(rows, a_row, a_step, b + lane, out + m * kLanes + lane, depth);
+      product_tile<1>(rows, b + lane, fade ? fade + lane : nullptr, out + m * kLanes + lane, depth);
   }
 }
 
 // Where a chunk keeps its numbers; those of rows are laid out with the rows fastest.
 struct Bench {
-  float *q, *out;       // [D, kLanes]
-  float *k, *v;         // [kPanel, D]
-  float* scores;        // [kPanel, kLanes]
-  float *peak, *total;  // [kLanes]
-  int32_t* visible;     // [kLanes]: a row sees positions below this
+  float *q, *out;              // [D, kLanes]
+  float *k, *v;                // [kPanel, D]
+  float* scores;               // [kPanel, kLanes]
+  float *peak, *total, *fade;  // [kLanes]
+  int32_t *first, *end;        // [kLanes]: a row sees positions [first, end)
 
-  static size_t floats(int dim) { return static_cast<size_t>(dim) * (2 * kLanes + 2 * kPanel) + (kPanel + 3) * kLanes; }
+  static size_t floats(int dim) { return static_cast<size_t>(dim) * (2 * kLanes + 2 * kPanel) + (kPanel + 5) * kLanes; }
 
   Bench(Line* scratch, int dim) {
     q = scratch->floats;
@@ -71,38 +86,50 @@ struct Bench {
     scores = v + dim * kPanel;
     peak = scores + kPanel * kLanes;
     total = peak + kLanes;
-    visible = reinterpret_cast<int32_t*>(total + kLanes);
+    fade = total + kLanes;
+    first = reinterpret_cast<int32_t*>(fade + kLanes);
+    end = first + kLanes;
   }
 };
 
-// Copies positions [begin, begin + count) of one KV head out of their blocks.
+// Copies positions [begin, end) of one KV head out of their blocks, to the rows of the panel that begins at `panel`.
 template <typename KV>
-void gather(const Call<KV>& call, const Chunk& chunk, int begin, int count, const Bench& bench) {
+void gather(const Call<KV>& call, const Chunk& chunk, int panel, int begin, int end, const Bench& bench) {
   const int dim = call.dim;
   const int32_t* table = call.table(chunk.sequence);
-  for (int i = 0; i < count;) {
-    const Tile<KV> tile = tile_at(call, table, chunk.kv_head, begin + i, begin + count);
-    for (int t = 0; t < tile.count; t++, i++) {
+  for (int position = begin; position < end;) {
+    const int32_t block = table[position / call.block_size];
+    const int offset = position % call.block_size, count = std::min(call.block_size - offset, end - position);
+    const KV *k = call.k.slot(block, chunk.kv_head, offset), *v = call.v.slot(block, chunk.kv_head, offset);
+    for (int t = 0; t < count; t++, position++, k += call.k.slot_stride, v += call.v.slot_stride) {
+      const int64_t at = static_cast<int64_t>(position - panel) * dim;
       for (int d = 0; d < dim; d += kWidth) {
-        store(bench.k + i * dim + d, load(tile.k + t * call.k.slot_stride + d));
-        store(bench.v + i * dim + d, load(tile.v + t * call.v.slot_stride + d));
+        store(bench.k + at + d, load(k + d));
+        store(bench.v + at + d, load(v + d));
       }
     }
   }
 }
 
-// Turns the scores of positions [begin, begin + count) into weights, and fades what was summed before to the new peak.
-inline void soften(const Bench& bench, int begin, int count, int lanes, int dim) {
+// Turns the scores of positions [begin, begin + count) into weights, and finds what fades earlier sums to the new peak.
+// kMasked: some row does not see some of the positions.
+template <bool kMasked>
+inline void soften(const Bench& bench, int begin, int count, int lanes) {
   for (int lane = 0; lane < lanes; lane += kWidth) {
-    Ints visible;
-    std::memcpy(&visible, bench.visible + lane, sizeof visible);
+    Ints first, end;
+    std::memcpy(&first, bench.first + lane, sizeof first);
+    std::memcpy(&end, bench.end + lane, sizeof end);
     const Floats before = load(bench.peak + lane);
     Floats peak = before;
     for (int t = 0; t < count; t++) {
       float* at = bench.scores + t * kLanes + lane;
-      const Floats score = begin + t < visible ? load(at) : splat(kNothing);
+      Floats score = load(at);
+      if (kMasked) {
+        const Ints position = Ints{} + (begin + t);
+        score = (position >= first) & (position < end) ? score : splat(kNothing);
+        store(at, score);
+      }
       peak = larger(score, peak);
-      store(at, score);
     }
     const Floats fade = exp2_of(before - peak);
     Floats total = load(bench.total + lane) * fade;
@@ -114,43 +141,59 @@ inline void soften(const Bench& bench, int begin, int count, int lanes, int dim)
     }
     store(bench.peak + lane, peak);
     store(bench.total + lane, total);
-    for (int d = 0; d < dim; d++) {
-      float* at = bench.out + d * kLanes + lane;
-      store(at, load(at) * fade);
-    }
+    store(bench.fade + lane, fade);
   }
+}
+
+// Reads the queries and lays out what the rows begin with. Lanes left over repeat the last row; nobody reads them.
+template <typename KV>
+void open(const Call<KV>& call, const Chunk& chunk, int rows, int lanes, const Bench& bench) {
+  const int group = call.group(), history = call.lengths[chunk.sequence] - call.queries(chunk.sequence);
+  for (int lane = 0; lane < lanes; lane++) {
+    const int row = chunk.first_row + std::min(lane, rows - 1), position = history + row / group;
+    call.read_query(chunk.sequence, chunk.kv_head, row, bench.q + lane, kLanes);
+    bench.first[lane] = call.first_visible(position);
+    bench.end[lane] = position + 1;
+    const float sink = call.sink(call.head(chunk.kv_head, row));
+    bench.peak[lane] = std::max(sink, kLowest);
+    bench.total[lane] = sink > kLowest ? 1.0f : 0.0f;
+  }
+  std::fill_n(bench.out, static_cast<size_t>(call.dim) * kLanes, 0.0f);
 }
 
 template <typename KV>
 void attend_chunk(const Call<KV>& call, const Chunk& chunk, Line* scratch) {
-  const int dim = call.dim, group = call.group(), queries = call.queries(chunk.sequence);
-  const int rows = std::min(kLanes, queries * group - chunk.first_row);
+  const int dim = call.dim;
+  const int rows = std::min(kLanes, call.queries(chunk.sequence) * call.group() - chunk.first_row);
   const int lanes = (rows + kWidth - 1) / kWidth * kWidth;
-  const int history = call.lengths[chunk.sequence] - queries;
   const Bench bench(scratch, dim);
-  for (int lane = 0; lane < lanes; lane++) {
-    const int row = chunk.first_row + std::min(lane, rows - 1);  // lanes left over repeat the last row, unread
-    call.read_query(chunk.sequence, chunk.kv_head, row, bench.q + lane, kLanes);
-    bench.visible[lane] = history + row / group + 1;
-    bench.peak[lane] = kNothing;
-    bench.total[lane] = 0.0f;
-  }
-  std::fill_n(bench.out, static_cast<size_t>(dim) * kLanes, 0.0f);
+  open(call, chunk, rows, lanes, bench);
 
-  const int end = bench.visible[rows - 1];
-  for (int begin = 0; begin < end; begin += kPanel) {
-    const int count = std::min(kPanel, end - begin);
-    gather(call, chunk, begin, count, bench);
-    std::fill_n(bench.scores, kPanel * kLanes, 0.0f);
+  const int first = bench.first[0], end = bench.end[rows - 1];
+  for (int panel = first / kPanel * kPanel; panel < end; panel += kPanel) {
+    const int count = std::min(kPanel, end - panel);
+    if (panel < first) {  // what lies before may be another sequence's by now, and 0 * NaN is NaN
+      std::fill_n(bench.k, static_cast<size_t>(first - panel) * dim, 0.0f);
+      std::fill_n(bench.v, static_cast<size_t>(first - panel) * dim, 0.0f);
+    }
+    gather(call, chunk, panel, std::max(panel, first), panel + count, bench);
     // Rounded up to whole tiles: what the last rows of the panel hold gives scores that nobody reads.
-    add_product(bench.k, dim, 1, bench.q, bench.scores, (count + 3) / 4 * 4, lanes, dim);
-    soften(bench, begin, count, lanes, dim);
-    add_product(bench.v, 1, dim, bench.scores, bench.out, dim, lanes, count);
+    const int height = (count + kHeight - 1) / kHeight * kHeight;
+    product({bench.k, dim, 1}, bench.q, nullptr, bench.scores, height, lanes, dim);
+    if (call.soft_cap != 0.0f) {
+      for (float* at = bench.scores; at < bench.scores + count * kLanes; at += kWidth)
+        store(at, capped(load(at), call.soft_cap));
+    }
+    if (panel >= bench.first[rows - 1] && panel + count <= bench.end[0]) {
+      soften<false>(bench, panel, count, lanes);
+    } else {
+      soften<true>(bench, panel, count, lanes);
+    }
+    product({bench.v, 1, dim}, bench.scores, bench.fade, bench.out, dim, lanes, count);
   }
-  for (int lane = 0; lane < rows; lane++) {
-    const int row = chunk.first_row + lane;
-    call.write_result(chunk.sequence, chunk.kv_head, row, bench.out + lane, kLanes, bench.total[lane]);
-  }
+  for (int lane = 0; lane < rows; lane++)
+    call.write_result(chunk.sequence, chunk.kv_head, chunk.first_row + lane, bench.out + lane, kLanes,
+                      bench.total[lane]);
 }
 
 }  // namespace octavo

@@ -12,8 +12,10 @@
 //   - No block is read before the whole batch was checked: an entry that points outside the pool is refused.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -51,9 +53,12 @@ Work plan(const Call<KV>& call) {
   for (int b = 0; b < call.sequences; b++) {
     for (int h = 0; h < call.kv_heads; h++) {
       if (call.queries(b) == 1) {
+        const int owner = static_cast<int>(work.first_span.size()), end = call.lengths[b];
         work.first_span.push_back(static_cast<int>(work.spans.size()));
-        for (int begin = 0; begin < call.lengths[b]; begin += kSpan)
-          work.spans.push_back({b, h, begin, std::min(begin + kSpan, call.lengths[b])});
+        for (int begin = call.first_visible(end - 1), cut; begin < end; begin = cut) {
+          cut = std::min((begin / kSpan + 1) * kSpan, end);
+          work.spans.push_back({b, h, begin, cut, owner});
+        }
       } else {
         // The last rows see the most positions: they go first, so that the threads end together.
         const int rows = call.queries(b) * call.group();
@@ -70,8 +75,7 @@ void attend(const Call<KV>& call) {
   const Work work = plan(call);
   const size_t group = call.group(), dim = call.dim;
   const size_t partial_lines = 2 * lines(group) + lines(group * dim);
-  const size_t decode_lines = lines(group * dim) + lines(group * sizeof(Row) / sizeof(float));
-  const size_t thread_lines = std::max(decode_lines, work.chunks.empty() ? 0 : lines(Bench::floats(call.dim)));
+  const size_t thread_lines = std::max(decode_lines(call), work.chunks.empty() ? 0 : lines(Bench::floats(call.dim)));
   static thread_local std::vector<Line> memory;
   const size_t wanted = partial_lines * work.spans.size() + thread_lines * call.threads.count;
   if (memory.size() < wanted) memory.resize(wanted);
@@ -83,17 +87,16 @@ void attend(const Call<KV>& call) {
     partials[i] = {at->floats, at[lines(group)].floats, at[2 * lines(group)].floats};
   }
   const int chunks = static_cast<int>(work.chunks.size()), spans = static_cast<int>(work.spans.size());
+  std::vector<std::atomic<int>> left(work.first_span.size() - 1);
+  for (size_t i = 0; i < left.size(); i++) left[i] = work.first_span[i + 1] - work.first_span[i];
   for_each(call.threads, chunks + spans, [&](int i, int thread) {
     Line* mine = scratch + thread * thread_lines;
-    if (i < chunks) {
-      attend_chunk(call, work.chunks[i], mine);
-    } else {
-      decode<kDim>(call, work.spans[i - chunks], partials[i - chunks], mine);
-    }
-  });
-  for_each(call.threads, static_cast<int>(work.first_span.size()) - 1, [&](int i, int thread) {
-    const int first = work.first_span[i], count = work.first_span[i + 1] - first;
-    merge(call, &work.spans[first], &partials[first], count, scratch + thread * thread_lines);
+    if (i < chunks) return attend_chunk(call, work.chunks[i], mine);
+    const Span& span = work.spans[i - chunks];
+    decode<kDim>(call, span, partials[i - chunks], mine);
+    if (--left[span.owner] > 0) return;
+    const int first = work.first_span[span.owner];  // the last of its spans: whichever thread ends it merges them all
+    merge(call, &work.spans[first], &partials[first], work.first_span[span.owner + 1] - first, mine);
   });
 }
 
@@ -110,19 +113,21 @@ struct OctavoAttention {
   int64_t v_strides[3];
   int64_t table_stride;
   int32_t tokens, sequences, table_width, heads, kv_heads, dim, block_size, num_blocks;
-  int32_t q_is_bfloat16, kv_is_bfloat16;
+  int32_t q_is_bfloat16, kv_type;  // an octavo::Type
+  int32_t window;                  // 0: none
   int32_t threads;
-  float scale;
+  float scale, soft_cap;                    // soft_cap 0: none
+  const float *sinks, *k_scale, *v_scale;  // [Hq], [Hkv], [Hkv]; null: none
   octavo::Parallel parallel;
 };
 
 namespace octavo {
 
 enum Outcome { kDone = 0, kUnsoundBatch = 1, kOutOfMemory = 2 };
+enum Type { kFloat32 = 0, kBFloat16 = 1, kE4M3 = 2, kE5M2 = 3 };
 
 template <typename KV>
 Outcome attend_to(const OctavoAttention& a) {
-  constexpr float kLog2E = 1.44269504f;
   Call<KV> call{};
   call.q = {a.q, a.q_is_bfloat16 != 0};
   call.q_token_stride = a.q_strides[0];
@@ -140,6 +145,11 @@ Outcome attend_to(const OctavoAttention& a) {
   call.dim = a.dim;
   call.block_size = a.block_size;
   call.scale = a.scale * kLog2E;
+  call.soft_cap = a.soft_cap * kLog2E;
+  call.sinks = a.sinks;
+  call.k_scale = a.k_scale;
+  call.v_scale = a.v_scale;
+  call.window = a.window ? a.window : std::numeric_limits<int>::max();
   call.threads = {a.parallel, std::max(1, a.threads)};
   if (!sound(call, a.tokens, a.num_blocks, a.table_width)) return kUnsoundBatch;
   switch (a.dim) {  // the usual head sizes get loops of known length
@@ -155,8 +165,12 @@ Outcome attend_to(const OctavoAttention& a) {
 // Head sizes: multiples of 16 (the caller checks). Returns an Outcome; nothing was written unless it is kDone.
 extern "C" __attribute__((visibility("default"))) int octavo_paged_attention(const OctavoAttention* arguments) {
   try {
-    if (arguments->kv_is_bfloat16) return octavo::attend_to<octavo::BFloat16>(*arguments);
-    return octavo::attend_to<float>(*arguments);
+    switch (arguments->kv_type) {
+      case octavo::kBFloat16: return octavo::attend_to<octavo::BFloat16>(*arguments);
+      case octavo::kE4M3: return octavo::attend_to<octavo::E4M3>(*arguments);
+      case octavo::kE5M2: return octavo::attend_to<octavo::E5M2>(*arguments);
+      default: return octavo::attend_to<float>(*arguments);
+    }
   } catch (const std::bad_alloc&) {
     return octavo::kOutOfMemory;
   }

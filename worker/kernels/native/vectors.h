@@ -1,5 +1,5 @@
 // Vectors as wide as the target has them, in GCC's vector extensions (GCC and Clang): the same text serves AVX-512,
-// AVX2, SSE2 and NEON.
+// AVX2, SSE2 and NEON. Instructions are named only where the compilers do not find them on their own.
 
 #pragma once
 
@@ -7,33 +7,78 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace octavo {
 
 #if defined(__AVX512F__)
 constexpr int kWidth = 16;
-constexpr int kColumns = 4;  // vectors of a row that a loop keeps in registers: 4 rows x 4 columns, of 32
 #elif defined(__AVX2__)
 constexpr int kWidth = 8;
-constexpr int kColumns = 2;  // of 16
-#elif defined(__aarch64__)
-constexpr int kWidth = 4;
-constexpr int kColumns = 4;
 #else
 constexpr int kWidth = 4;
-constexpr int kColumns = 2;
+#endif
+
+// What a matrix product keeps in registers: kHeight rows of kColumns vectors, beside one row of each factor.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kHeight = 8, kColumns = 3;  // of 32 registers
+#else
+constexpr int kHeight = 4, kColumns = 2;  // of 16
 #endif
 
 typedef float Floats __attribute__((vector_size(kWidth * 4)));
 typedef int32_t Ints __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
 
-// A bfloat16 is the upper half of a float32: the same exponent, 7 bits of fraction.
+// The stored types besides float. A bfloat16 is the upper half of a float32; a float8_e5m2 the upper half of a float16;
+// a float8_e4m3fn has 4 bits of exponent, biased by 7, 3 of fraction, no infinity, and its NaN where all 7 are set.
 struct BFloat16 {
   uint16_t bits;
 };
+struct E5M2 {
+  uint8_t bits;
+};
+struct E4M3 {
+  uint8_t bits;
+};
 
 inline Floats splat(float x) { return x - Floats{}; }
+
+template <typename To, typename From>
+inline To same_bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "of one size");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+#if defined(__AVX512F__)
+constexpr __mmask16 kAll = 0xFFFF;  // the intrinsics without a mask begin with a value that GCC warns of
+#endif
+
+inline Floats float16_to_floats(Halves x) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_maskz_cvtph_ps(kAll, (__m256i)x);
+#elif defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps((__m128i)x);
+#elif defined(__aarch64__)
+  return (Floats)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)x));
+#else
+  const Words bits = __builtin_convertvector(x, Words), size = (bits & 0x7FFF) << 13;
+  const Words rebiased = size + (112u << 23);
+  // Without a leading 1 the value is what the fraction adds to the power of two that it was put behind.
+  const Floats subnormal = same_bits<Floats>(size + (113u << 23)) - same_bits<Floats>(Words{} + (113u << 23));
+  const Words normal = size >= (0x7C00u << 13) ? rebiased + (112u << 23) : rebiased;
+  const Words result = size < (0x0400u << 13) ? same_bits<Words>(subnormal) : normal;
+  return same_bits<Floats>(result | (bits & 0x8000) << 16);
+#endif
+}
 
 inline Floats load(const float* from) {
   Floats x;
@@ -44,25 +89,31 @@ inline Floats load(const float* from) {
 inline Floats load(const BFloat16* from) {
   Halves upper;
   std::memcpy(&upper, from, sizeof upper);
-  const Words bits = __builtin_convertvector(upper, Words) << 16;
-  Floats x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
+  return same_bits<Floats>(__builtin_convertvector(upper, Words) << 16);
+}
+
+inline Halves load_bytes(const void* from) {
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, Halves);
+}
+
+inline Floats load(const E5M2* from) { return float16_to_floats(load_bytes(from) << 8); }
+
+inline Floats load(const E4M3* from) {
+  const Halves bits = load_bytes(from), size = bits & 0x7F;
+  const Halves nan = size == 0x7F ? Halves{} + 0x7C01 : Halves{};
+  // The same exponent in a float16 is biased by 15: it stands for a 256th.
+  return float16_to_floats((bits & 0x80) << 8 | size << 7 | nan) * 256.0f;
 }
 
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
-inline float to_float(BFloat16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
+inline float to_float(BFloat16 x) { return same_bits<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 // Rounds to nearest, ties to even; a NaN stays one, which the rounding alone would not promise.
 inline BFloat16 to_bfloat16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t bits = same_bits<uint32_t>(x);
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return {static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40)};
 }
@@ -79,19 +130,34 @@ inline Floats pick(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
 // 2^x for x <= 0, relative error 1e-7; exactly 1 at 0 and exactly 0 below 2^-126. A NaN stays one.
 inline Floats exp2_of(Floats x) {
   const Floats low = splat(-126.0f);
+#if defined(__AVX512F__)
+  const Floats whole = (Floats)_mm512_maskz_roundscale_ps(kAll, (__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  const Floats f = x - whole;
+#else
   const Floats t = x < low ? low : x;
-  const Ints whole = __builtin_convertvector(t - 0.5f, Ints);  // truncation towards 0 rounds t <= 0 to nearest
-  const Floats f = t - __builtin_convertvector(whole, Floats);
+  const Ints rounded = __builtin_convertvector(t - 0.5f, Ints);  // truncation towards 0 rounds t <= 0 to nearest
+  const Floats f = t - __builtin_convertvector(rounded, Floats);
+#endif
   Floats p = splat(1.326472571e-3f);  // a minimax fit of 2^f on [-1/2, 1/2]
   p = p * f + 9.67151309e-3f;
   p = p * f + 5.550733751e-2f;
   p = p * f + 2.402224208e-1f;
   p = p * f + 6.931469776e-1f;
   p = p * f + 1.0f;
-  const Ints bits = (whole + 127) << 23;
-  Floats power;
-  std::memcpy(&power, &bits, sizeof power);
-  return x < low ? Floats{} : p * power;
+#if defined(__AVX512F__)
+  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, (__m512)low, _CMP_NLT_UQ);
+  return (Floats)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)whole);
+#else
+  return x < low ? Floats{} : p * same_bits<Floats>((rounded + 127) << 23);
+#endif
+}
+
+// cap * tanh(x / cap), which leaves small scores as they are and lets none pass the cap.
+inline Floats capped(Floats x, float cap) {
+  const Floats size = (x < 0.0f ? -x : x) * (1.0f / cap);
+  const Floats e = exp2_of(size * -2.885390082f);  // e^(-2 size)
+  const Floats bent = cap * (1.0f - e) / (1.0f + e);
+  return x < 0.0f ? -bent : bent;
 }
 
 inline Ints lane_numbers() {
