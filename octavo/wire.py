@@ -9,11 +9,11 @@ import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar, cast
 
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES
+from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES, TOKEN_BYTES
 from octavo.ids import BlockHash, BlockId, CacheEpoch, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
 from octavo.records import (
     PLAIN,
@@ -67,6 +67,10 @@ _NEW_RESERVATION: Pair[Reservation] = partial(_NEW_TUPLE, Reservation)
 _NEW_COPY: Pair[BlockCopy] = partial(_NEW_TUPLE, BlockCopy)
 _NEW_REUSE = cast(Pair[tuple[SequenceId, int]], tuple)
 _NEW_WAIT = cast(Pair[tuple[SequenceId, SequenceId]], tuple)
+
+MAX_PARTS = 1 << 14
+"""Of one kind in an exchange, or sequences in a part of an inventory: many times those of the largest batch. To read a
+million would hold up every other worker for seconds."""
 
 _BIG_ENDIAN = sys.byteorder == "big"
 _REASON_TO_WIRE = {
@@ -128,6 +132,11 @@ def _runs(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int
             raise InvalidRequest(f"{field}: a run ends at value {end}, there are {size}")
         yield at, start, end
         at = end
+
+
+def _require_few(field: str, count: int) -> None:
+    if count > MAX_PARTS:
+        raise InvalidRequest(f"{field}: {count} of them, wanted at most {MAX_PARTS}")
 
 
 def _sequences(field: str, raw: bytes) -> tuple[SequenceId, ...]:
@@ -334,6 +343,7 @@ def inventory_to_wire(inventory: Inventory) -> cache_manager_v1.Inventory:
 
 
 def inventory_from_wire(message: cache_manager_v1.Inventory) -> Inventory:
+    _require_few("inventory.sequences", len(message.sequences))
     return Inventory(message.published, tuple(_held_from_wire(held) for held in message.sequences))
 
 
@@ -399,6 +409,14 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
 
 
 def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
+    """Raises InvalidRequest where there is more than anybody can mean, before it is read."""
+    pair, single = 2 * TOKEN_BYTES, TOKEN_BYTES
+    _require_few("exchange.truncated", len(message.truncated) // pair)
+    _require_few("exchange.forks", len(message.forks))
+    _require_few("exchange.forks.children", sum(len(fork.children) for fork in message.forks) // single)
+    _require_few("exchange.finished", len(message.finished) // single)
+    _require_few("exchange.attaches", len(message.attaches))
+    _require_few("exchange.reserves", len(message.reserves) // pair)
     return Exchange(
         epoch=Epoch(message.epoch),
         step=message.step,
@@ -423,7 +441,10 @@ def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
 def _commits_from_wire(field: str, raw: bytes) -> tuple[Commit, ...]:
     words = unpack(field, raw)
     sequences = cast(Sequence[SequenceId], words)
-    return tuple([_NEW_COMMIT((sequences[at], words[start:end])) for at, start, end in _runs(field, words, head=1)])
+    runs = islice(_runs(field, words, head=1), MAX_PARTS + 1)
+    commits = tuple([_NEW_COMMIT((sequences[at], words[start:end])) for at, start, end in runs])
+    _require_few(field, len(commits))
+    return commits
 
 
 def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:
@@ -443,7 +464,7 @@ def _scope_from_wire(path: str, message: cache_manager_v1.Attach | worker_v1.Sub
     return Scope(
         salt=_absent_or_whole(f"{path}.salt", salt, HASH_BYTES),
         adapter_digest=_absent_or_whole(f"{path}.adapter_digest", adapter, HASH_BYTES),
-        media=tuple(_media_from_wire(f"{path}.media", media) for media in message.media),
+        media=_media_from_wire(f"{path}.media", message.media),
     )
 
 
@@ -455,10 +476,12 @@ def _media_messages(scope: Scope) -> list[types_v1.Media]:
     return [types_v1.Media(position=media.position, digest=media.digest) for media in scope.media]
 
 
-def _media_from_wire(field: str, message: types_v1.Media) -> Media:
-    if len(message.digest) != HASH_BYTES:
-        raise InvalidRequest(f"{field}.digest: {len(message.digest)} bytes, wanted {HASH_BYTES}")
-    return Media(message.position, message.digest)
+def _media_from_wire(field: str, messages: Collection[types_v1.Media]) -> tuple[Media, ...]:
+    _require_few(field, len(messages))
+    for message in messages:
+        if len(message.digest) != HASH_BYTES:
+            raise InvalidRequest(f"{field}.digest: {len(message.digest)} bytes, wanted {HASH_BYTES}")
+    return tuple(Media(message.position, message.digest) for message in messages)
 
 
 def _absent_or_whole(field: str, value: bytes, size: int) -> bytes:

@@ -365,6 +365,28 @@ def test_every_flat_field_of_the_schemas_has_a_malformed_case() -> None:
     assert flat <= covered
 
 
+MANY = wire.MAX_PARTS + 1
+TOO_MANY: dict[str, Message] = {
+    "exchange.truncated": manager_v1.Exchange(truncated=bytes(8 * MANY)),
+    "exchange.committed": manager_v1.Exchange(committed=bytes(8 * MANY)),
+    "exchange.forks": manager_v1.Exchange(forks=[manager_v1.Fork()] * MANY),
+    "exchange.forks.children": manager_v1.Exchange(forks=[manager_v1.Fork(children=bytes(2 * MANY))] * 2),
+    "exchange.finished": manager_v1.Exchange(finished=bytes(4 * MANY)),
+    "exchange.attaches": manager_v1.Exchange(attaches=[manager_v1.Attach()] * MANY),
+    "exchange.attaches.media": manager_v1.Exchange(attaches=[manager_v1.Attach(media=[types_v1.Media()] * MANY)]),
+    "exchange.reserves": manager_v1.Exchange(reserves=bytes(8 * MANY)),
+    "inventory.sequences": manager_v1.Inventory(sequences=[manager_v1.HeldSequence()] * MANY),
+}
+
+
+@pytest.mark.parametrize("field", TOO_MANY)
+def test_more_parts_than_anybody_can_mean_are_refused_by_name(field: str) -> None:
+    message = TOO_MANY[field]
+    read = wire.inventory_from_wire if isinstance(message, manager_v1.Inventory) else wire.exchange_from_wire
+    with pytest.raises(InvalidRequest, match=rf"^{field}: \d+ of them, wanted at most {wire.MAX_PARTS}$"):
+        read(message)
+
+
 GOOD_POOL: dict[str, Any] = {
     "model": "m",
     "model_digest": bytes(HASH_BYTES),
