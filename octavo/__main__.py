@@ -1,4 +1,4 @@
-"""The `octavo` command: up, chat, stats, key, model fetch, demo.
+"""The `octavo` command: up, chat, stats, reset, key, model fetch, demo.
 
 This module only reads the command line; each verb is a module of `octavo.commands`, imported when it is used, so that
 `octavo --help` does not wait for any library.
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 DEFAULT_ADDRESS = "127.0.0.1:8500"
+DEFAULT_CACHE_MANAGER = "127.0.0.1:7100"
 MAX_WORKERS = 64
 """On one machine."""
 INTERRUPTED = 130
@@ -70,6 +71,12 @@ def _stats(options: argparse.Namespace) -> None:
     from octavo.commands.stats import stats
 
     stats(options.address, as_json=options.json)
+
+
+def _reset(options: argparse.Namespace) -> None:
+    from octavo.commands.reset import reset
+
+    reset(options.cache_manager.split(","), options.worker)
 
 
 def _key(options: argparse.Namespace) -> None:
@@ -132,6 +139,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_address(stats)
     stats.add_argument("--json", action="store_true", help="for programs")
     stats.set_defaults(run=_stats)
+
+    reset = verbs.add_parser("reset", help="forget what is remembered, while requests run")
+    managers = os.environ.get("OCTAVO_CACHE_MANAGER") or DEFAULT_CACHE_MANAGER
+    reset.add_argument(
+        "--cache-manager",
+        default=managers,
+        metavar="HOST:PORT[,HOST:PORT]",
+        help=f"all there are (default {managers})",
+    )
+    reset.add_argument("--worker", metavar="ID", help="this one alone (default: all of them)")
+    reset.set_defaults(run=_reset)
 
     key = verbs.add_parser("key", help="draw an API key, and say what stands for it in a tenants file")
     key.set_defaults(run=_key)

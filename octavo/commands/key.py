@@ -20,5 +20,7 @@ def draw_key() -> None:
     """Print a new key, which nothing remembers, and say what stands for it in a tenants file."""
     key = f"octavo-{secrets.token_urlsafe(_KEY_BYTES)}"
     print(key)
-    err.print(f'In the tenants file: api_key_sha256 = ["{sha256(key.encode()).hexdigest()}"]', markup=False)
-    err.print(f"For its holder: {VARIABLE}, or the metadata `authorization: Bearer KEY`.", markup=False)
+    err.print(
+        f'In the tenants file: api_key_sha256 = ["{sha256(key.encode()).hexdigest()}"]', markup=False, soft_wrap=True
+    )
+    err.print(f"For its holder: {VARIABLE}, or the metadata `authorization: Bearer KEY`.", markup=False, soft_wrap=True)

@@ -58,5 +58,6 @@ def _greet(cluster: Cluster, model: str) -> None:
     at = "" if cluster.address == "127.0.0.1:8500" else f" --address {cluster.address}"
     out.print(f"\n[bold]Octavo serves {escape(model)} at {cluster.address}[/bold] with {workers}.\n")
     out.print(f'  octavo chat{at} "Why is the sky blue?"')
-    out.print(f"  octavo stats{at}\n")
+    out.print(f"  octavo stats{at}")
+    out.print(f"  octavo reset --cache-manager {cluster.manager.address}\n")
     out.print("Ctrl-C stops everything.\n")

@@ -13,7 +13,7 @@ from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
-from octavo.records import PLAIN, IndexState, PoolSpec, Scope, WorkerInfo
+from octavo.records import PLAIN, IndexState, Media, PoolSpec, Scope, WorkerInfo
 from octavo.redis_client import Command, RedisClient, open_client
 from tests.support.fleets import pool, worker
 from tests.support.redis_server import RedisServer, redis_server
@@ -122,7 +122,7 @@ async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> No
     assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens == {"a": 2999 * BLOCK}
 
 
-async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(index: Index) -> None:
+async def test_neither_another_epoch_nor_another_scope_nor_another_pool_is_a_hit(index: Index) -> None:
     """S6, S44, S51."""
     prompt = tuple(range(4 * BLOCK))
     await index.publish(worker("a", epoch=1), chain(prompt))
@@ -141,6 +141,9 @@ async def test_neither_another_epoch_nor_another_salt_nor_another_pool_is_a_hit(
     assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=2)])).tokens == {}
     assert (await index.lookup.hits(prompt, Scope(salt=SALT), [worker("a", epoch=1)])).tokens == {}
     assert [(await index.lookup.hits(prompt, PLAIN, [info])).tokens for info in other_models] == [{}] * 5
+    assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=1, cache_epoch=1)])).tokens == {}, "it was reset"
+    for scope in (Scope(adapter_digest=SALT), Scope(media=(Media(3, SALT),))):
+        assert (await index.lookup.hits(prompt, scope, [worker("a", epoch=1)])).tokens == {}
 
 
 async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_once(index: Index) -> None:

@@ -105,6 +105,7 @@ async def all_gone(pids: Sequence[int]) -> None:
 async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
     async with octavo("up", "--workers", "1", "--port", "0", TMPDIR=str(tmp_path)) as up:
         address = (await up.until(r"serves smollm2 at (\S+) with 1 worker"))[1]
+        manager = (await up.until(r"octavo reset --cache-manager (\S+)"))[1]
         pids = descendants(up.process.pid)
 
         said = await run("chat", "--address", address, "--max-tokens", "12", FRANCE)
@@ -114,6 +115,8 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
         table = await run("stats", "--address", address)
         numbers = await run("stats", "--address", address, "--json")
         unknown = await run("chat", "--address", address, "--model", "gpt-17", "Hello?")
+        forgot = await run("reset", "--cache-manager", manager)
+        stranger = await run("reset", "--cache-manager", manager, "--worker", "nobody")
         os.kill(next(pid for pid in pids if "redis" in command_of(pid)), signal.SIGKILL)
         await up.until("redis was killed by SIGKILL; starting it again")
         await up.until("redis is back")
@@ -137,6 +140,9 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
     [worker] = json.loads(numbers[1])["workers"]
     assert worker["load"]["output_tokens"] > 0
     assert worker["load"]["cached_tokens"] > 0
+    assert forgot[0] == 0
+    assert re.fullmatch(rf"{manager}: 1 worker forgot [1-9]\d* blocks; the cache epoch is \d+ now.\n", forgot[1])
+    assert stranger == (1, "octavo: worker nobody is not in the fleet of 1\n")
     assert unknown[0] == 1
     assert len(unknown[1].splitlines()) == 1
     assert "gpt-17" in unknown[1]

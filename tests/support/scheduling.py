@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache_manager.core.ledger import Ledger
-from octavo.ids import Epoch, SequenceId
+from octavo.ids import CacheEpoch, Epoch, SequenceId
 from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
 from tests.support import books
 from tests.support.fakes import FunctionRunner, Model, next_token, solo_text
@@ -91,6 +91,10 @@ class World:
     def submit(self, wanted: Submission, gateway: GatewayKey = GATEWAY) -> None:
         self.scheduler.submit(wanted, gateway)
         self.submissions[wanted.request] = wanted
+
+    def reset(self) -> None:
+        """Nothing that was published is found any more."""
+        self.ledger.reset(CacheEpoch(self.ledger.cache_epoch + 1))
 
     def lose_the_manager(self) -> None:
         self.scheduler.preempt_all()

@@ -2,8 +2,9 @@
 
 Room is what the available blocks leave after everything that the running sequences already know they will need, and one
 block more for each, so that nobody who comes in is sent away again at the next block border. A newcomer shares what the
-running sequences have computed of its tokens: that takes no room. Other hits do, since nobody holds their blocks. A
-sequence that was sent back is given no such credit, since who held those blocks may have been sent back with it.
+running sequences have computed of its tokens: that takes no room, unless they were attached before a reset, after which
+nobody finds it. Other hits do, since nobody holds their blocks. A sequence that was sent back is given no such credit,
+since who held those blocks may have been sent back with it.
 
 Whoever is told that another sequence computes what it is missing *follows* that one: it holds nothing, those behind it
 may come in, and it is asked for again when the other one has computed all that the two have in common, or is gone. So
@@ -46,8 +47,6 @@ class Doorkeeper:
 
     def follow(self, leader: Sequence) -> None:
         """Let all who wait for what the leader is computing follow it."""
-        if not self._tables.publishes(leader):
-            return
         size = self._block_size
         ready = leader.computed // size * size
         for sequence in self._lineup.waiting:
@@ -69,7 +68,7 @@ class Doorkeeper:
         if sequence.follows is None:
             return False
         leader = self._tables.known(sequence.follows.leader)
-        return leader is not None and self._tables.publishes(leader) and leader.computed < sequence.follows.until
+        return leader is not None and leader.computed < sequence.follows.until
 
     def _room(self) -> int:
         """Blocks that are free, or are freed by the next exchange before anything takes them, and that nobody needs."""

@@ -3,7 +3,7 @@
 import asyncio
 
 from cache_manager.change_queue import MAX_ENDED, ChangeQueue
-from cache_manager.core.changes import Cleared, Evicted, Published
+from cache_manager.core.changes import Cleared, Evicted, Forgotten, Published
 from octavo.ids import BlockHash
 
 A, B = BlockHash(b"a" * 32), BlockHash(b"b" * 32)
@@ -32,6 +32,13 @@ def test_a_batch_holds_what_was_published_and_evicted() -> None:
     batch = queue.take()
     assert batch.updates == {"w": {KEY_A: True, KEY_B: False}}
     assert (batch.stale, batch.ended) == ([], [])
+
+
+def test_an_index_that_was_forgotten_is_copied_anew_and_told_of_nothing_else() -> None:
+    queue = opened("w")
+    queue.put("w", [Published((A,)), Forgotten(), Published((B,))])
+    batch = queue.take()
+    assert (batch.updates, batch.stale) == ({}, ["w"])
 
 
 def test_a_batch_is_given_once() -> None:

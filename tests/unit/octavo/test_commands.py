@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from hashlib import sha256
 
 import pytest
 
 from deploy.process import StartFailed
 from octavo.commands.console import readable
+from octavo.commands.key import draw_key
 from octavo.commands.problems import explained, speaking_to
-from octavo.errors import UnknownModel
+from octavo.errors import Unauthenticated, UnknownModel
 
 
 def test_a_log_event_is_shown_as_time_name_and_fields() -> None:
@@ -42,6 +44,19 @@ def test_expected_errors_are_explained_and_bugs_are_not() -> None:
     assert explained(UnknownModel("no model x")) == "no model x"
     assert explained(FileNotFoundError("no redis-server")) == "no redis-server"
     assert explained(KeyError("x")) is None
+
+
+def test_who_shows_no_key_is_told_where_one_is_taken_from() -> None:
+    assert explained(Unauthenticated("no key")) == "no key; a key is taken from OCTAVO_API_KEY"
+
+
+def test_a_drawn_key_and_the_line_for_the_tenants_file_belong_together(capsys: pytest.CaptureFixture[str]) -> None:
+    draw_key()
+    drawn, told = capsys.readouterr()
+    key = drawn.removesuffix("\n")
+    assert f'api_key_sha256 = ["{sha256(key.encode()).hexdigest()}"]' in told
+    draw_key()
+    assert capsys.readouterr().out != drawn
 
 
 def test_the_last_words_of_a_process_are_made_readable() -> None:

@@ -92,6 +92,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.step()
         setattr(self.world, moment, lambda: None)
 
+    @rule(moment=st.sampled_from(["now", "in_flight", "in_step"]))
+    def reset(self, moment: str) -> None:
+        self.during(moment, self.world.reset)
+
     @rule(asked=st.booleans())
     def lose_the_manager(self, asked: bool) -> None:
         if asked:  # and hear no answer

@@ -108,6 +108,32 @@ def leading_world() -> World:
     return world
 
 
+def test_nobody_waits_for_a_sequence_from_before_a_reset():
+    """S9: what it computes will not be found, so one of those who come after computes it again, once."""
+    world = leading_world()
+    world.reset()
+    world.run()
+    assert prefilled_tokens(world) == (24 + 2) + 24 + 2 * 2
+    for request in range(3):
+        world.assert_served(request)
+    assert [world.gateways.of(request).cached_tokens for request in range(3)] == [0, 0, 6 * SIZE]
+    world.assert_at_rest()
+
+
+def test_who_comes_after_a_reset_counts_on_nothing_that_was_computed_before_it():
+    world = World(num_blocks=10, max_step_tokens=64, max_running=8)
+    world.submit(submission(0, prompt_of(0, 4 * SIZE + 1), 12))
+    world.step()
+    world.reset()
+    while world.exchanges[-1][1].cache_epoch == 0:  # until the worker has heard of it
+        world.step()
+    world.submit(submission(1, prompt_of(0, 4 * SIZE + 1)))
+    world.run()
+    assert not any(grant.unmet for _, grant in world.exchanges), "it came in when there was room for all of it"
+    for request in range(2):
+        world.assert_served(request)
+
+
 def cancel_now(world: World) -> None:
     world.scheduler.cancel(GATEWAY, 0)
 

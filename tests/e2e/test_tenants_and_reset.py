@@ -1,0 +1,107 @@
+"""Two tenants on one worker, and a reset under their hands, through the whole stack."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from gateway import client as gateway_client
+from gateway.core.account import account_of
+from gateway.core.events import Delta, Started, Usage
+from gateway.core.request import Generation, TokenPrompt
+from octavo.errors import Unauthenticated
+from octavo.status import translated
+from octavo.tenants import Tenant
+from octavo.v1 import cache_manager_pb2 as manager_v1
+from tests.support.cluster import SETTLE_SECONDS, Client, greedy, prose, smollm2
+from tests.support.tenants import write_tenants
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+
+KEYS = {"xavier": "octavo-key-of-xavier", "yvonne": "octavo-key-of-yvonne"}
+SECRET, CACHE_SALT = "the operator's secret", "a salt of xavier's own"
+SHARED = 64
+"""Tokens, four blocks, all of which a hit may cover in a longer prompt."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    file = write_tenants(tmp_path_factory.mktemp("tenants") / "tenants.toml", **KEYS)
+    async with smollm2(1, TENANTS_FILE=str(file), SALT_SECRET=SECRET, API_KEY=KEYS["xavier"]) as running:
+        yield running
+
+
+async def ask(stack: Client, tenant: str, prompt: Sequence[int], cache_salt: str = "") -> tuple[int, int]:
+    """(tokens that a hit was expected to cover, tokens that it covered)."""
+    request = Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=2, cache_salt=cache_salt)
+    async with gateway_client.Client(stack.cluster.address, api_key=KEYS[tenant]) as client:
+        events = [event async for event in client.generate(request, timeout_seconds=60)]
+    [predicted] = [event.predicted_cached_tokens for event in events if isinstance(event, Started)]
+    [cached] = [event.cached_tokens for event in events if isinstance(event, Usage)]
+    return predicted, cached
+
+
+async def test_a_tenant_finds_its_own_prompts_and_no_salt_leads_to_anothers(stack: Client) -> None:
+    """S51: four blocks that both begin with; then the other's own salt on top."""
+    prompt = prose(0, SHARED + 5)
+    asked = [("xavier", ""), ("xavier", ""), ("yvonne", ""), ("yvonne", "")]
+    asked += [("xavier", CACHE_SALT), ("xavier", CACHE_SALT), ("yvonne", CACHE_SALT)]
+    assert [(await ask(stack, tenant, prompt, salt))[1] for tenant, salt in asked] == [0, 64, 0, 64, 0, 64, 0]
+    with pytest.raises(Unauthenticated), translated():
+        await stack.ask(prompt)
+
+    hidden = {"names": [*KEYS], "keys": [*KEYS.values()], "salts": [SECRET, CACHE_SALT]}
+    in_clear = [word.encode() for words in hidden.values() for word in words]
+    for name in KEYS:
+        account = account_of(Tenant(name=name), SECRET)
+        for value in (account.realm, account.salt(""), account.salt(CACHE_SALT)):
+            in_clear += [value, value[:16], value.hex().encode(), repr(value)[2:-1].encode()]
+    told = await _everything_in_redis(stack) + _everything_logged(stack)
+    assert len(told) > 100
+    assert [word for word in in_clear if word in told] == []
+
+
+async def test_a_reset_takes_effect_at_once_and_the_request_that_runs_ends_right(stack: Client) -> None:
+    """S9."""
+    prompt = prose(300, SHARED + 5)
+    await ask(stack, "xavier", prompt)
+    request = Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=30, ignore_eos=True)
+    async with (
+        gateway_client.Client(stack.cluster.address, api_key=KEYS["xavier"]) as client,
+        aclosing(client.generate(request, timeout_seconds=60)) as events,
+    ):
+        heard: list[int] = []
+        while len(heard) < 5:
+            heard += _tokens(await anext(events))
+        done = await stack.manager.ResetPrefixCache(manager_v1.ResetPrefixCacheRequest(), timeout=10)
+        again = asyncio.create_task(ask(stack, "xavier", prompt))
+        async for event in events:
+            heard += _tokens(event)
+    assert (done.workers, done.cache_epoch > 0, done.blocks >= 4) == (1, True, True)
+    assert heard == greedy(prompt, 30)
+    assert (await again)[1] == 0
+    assert await ask(stack, "xavier", prompt) == (SHARED, SHARED)
+
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while (audit := (await stack.audits())[0]).held_blocks:  # noqa: ASYNC110  the event is in another process
+            await asyncio.sleep(0.05)
+    assert (audit.violation, audit.cached_blocks) == ("", SHARED // 16)
+    assert audit.free_blocks == audit.num_blocks - audit.cached_blocks
+
+
+def _tokens(event: object) -> tuple[int, ...]:
+    return event.token_ids if isinstance(event, Delta) else ()
+
+
+async def _everything_in_redis(stack: Client) -> bytes:
+    async with redis.asyncio.Redis.from_url(f"redis://{stack.cluster.redis.address}/0") as client:
+        keys = await client.keys("*")
+        members = [member for key in keys for member in await client.smembers(key)]
+        return b"\n".join([*keys, *members])
+
+
+def _everything_logged(stack: Client) -> bytes:
+    return "\n".join(line for process in stack.cluster.processes for line in process.lines).encode()
