@@ -16,7 +16,7 @@ import pytest
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.restoration import Restoration
 from octavo.errors import UnknownSequence
-from octavo.ids import BlockId, Epoch, SequenceId
+from octavo.ids import BlockId, CacheEpoch, Epoch, SequenceId
 from octavo.records import Exchange, Grant, PoolSpec
 from tests.support.books import exchange, pool_spec
 from tests.support.mirror import Mirror
@@ -26,6 +26,10 @@ SPEC = pool_spec(num_blocks=16, block_size=2, vocab_size=10)
 MOST_SEQUENCES = 7
 CRASHES = 0.02
 """Of the operations, those before which the manager is lost. Half as many lose it with their grant on its way."""
+
+
+RESETS = 0.003
+"""Of the operations, those that are resets of the cache."""
 
 
 class PoolMemory:
@@ -93,6 +97,8 @@ class Life:
             assert sorted(self.ledger.published()) == published
         if not self.alive:
             return self.attach()
+        if self.dice.random() < RESETS:
+            return self.reset()
         operations = [self.attach, self.grow, self.grow, self.decode, self.decode, self.fork, self.cut, self.end]
         if len(self.alive) >= MOST_SEQUENCES:
             return self.end()
@@ -145,6 +151,12 @@ class Life:
                 self.ledger.apply(self.numbered(**again))
         assert self.ledger.audit() == before
 
+    def reset(self) -> None:
+        """All that is published is forgotten, unless the manager is lost before it has said so."""
+        self.ledger.reset(CacheEpoch(self.ledger.cache_epoch + 1))
+        self.seen["resets"] += 1
+        self.tell()
+
     # ---- both sides ------------------------------------------------------------------------------------------
 
     def numbered(self, **parts: Any) -> Exchange:
@@ -171,7 +183,7 @@ class Life:
         for _ in restoration.steps():
             pass
         self.count_up()
-        self.ledger = restoration.open(Epoch(self.ledger.epoch + 1))
+        self.ledger = restoration.open(Epoch(self.ledger.epoch + 1), self.mirror.cache_epoch)
 
     def count_up(self) -> None:
         """What the books that end here have seen."""
