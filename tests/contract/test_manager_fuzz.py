@@ -359,6 +359,7 @@ class Stage:
         """Any bytes, as the request of a method that takes one."""
         self.messages += 1
         path = f"/{SERVICE.full_name}/{method}"
+        self._known = None  # it may be a reset
         call: Any
         try:
             if answered_often:
