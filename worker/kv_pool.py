@@ -42,6 +42,7 @@ class PoolShape:
 class KVPool:
     """Per layer `k_pool` and `v_pool` [N, Hkv, S, D], all of one allocation; written by `kernels.block_ops` only.
 
+    A pool of float8 holds the nearest number to each, with no scale: keys and values lie well within its range.
     A block that nobody has written holds zeros, but nothing may rely on it: attention never reads it.
     """
 
@@ -58,6 +59,7 @@ class KVPool:
         except RuntimeError as error:  # torch has no class of its own for memory that a CPU lacks
             wanted = num_blocks * shape.bytes_per_block
             raise ValueError(f"the KV pool of {wanted} bytes cannot be had on {device}") from error
+        self._planes = storage.flatten(0, 1)
         self._layers = tuple((layer[0], layer[1]) for layer in storage)
 
     @classmethod
@@ -89,4 +91,4 @@ class KVPool:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target), in order, in all layers; see `block_ops.copy_blocks`."""
-        block_ops.copy_blocks((pool for layer in self._layers for pool in layer), copies)
+        block_ops.copy_blocks(self._planes, copies)

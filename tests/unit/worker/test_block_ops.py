@@ -56,6 +56,7 @@ BAD_WRITES = {
     "v": (TWO, TWO[:1], FIRST_TWO, r"v is \[1, 2, 8\], wanted \[2, 2, 8\]"),
     "dtype": (TWO, TWO, FIRST_TWO.int(), "slots is torch.int32, wanted torch.int64"),
     "past the end": (TWO, TWO, torch.tensor([0, N * S]), "slots go from 0 to 24, the pool has 24"),
+    "k device": (TWO.to("meta"), TWO, FIRST_TWO, "k is on meta, k_pool on cpu"),
     "negative": (TWO, TWO, torch.tensor([-1, 0]), "slots go from -1 to 0, the pool has 24"),
 }
 
@@ -73,23 +74,104 @@ def test_a_write_that_does_not_fit_is_refused_and_changes_nothing(case: str) -> 
     assert torch.equal(v_pool, before[1])
 
 
+BAD_SCALES = {
+    "k_scale": (
+        {"k_scale": torch.ones(3)},
+        r"k_scale is \[3\] of torch.float32 on cpu, wanted \[2\] of torch.float32 on cpu",
+    ),
+    "v_scale": ({"v_scale": torch.ones(2).half()}, r"v_scale is \[2\] of torch.float16 on cpu, wanted \[2\]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SCALES)
+def test_a_scale_that_does_not_fit_is_refused(case: str) -> None:
+    scales, message = BAD_SCALES[case]
+
+    with pytest.raises(ValueError, match=message):
+        block_ops.write(_pool(), _pool(), TWO, TWO, FIRST_TWO, **scales)
+
+
 def test_a_chain_of_copies_behaves_as_one_after_the_other() -> None:
     pool = _pool()
     before = pool.clone()
 
-    block_ops.copy_blocks([pool], [(0, 1), (1, 2), (3, 0), (0, 4)])
+    block_ops.copy_blocks(pool[None], [(0, 1), (1, 2), (3, 0), (0, 4)])
 
     assert torch.equal(pool, before[[3, 0, 0, 3, 3, 5]])
 
 
-def test_every_pool_is_copied() -> None:
-    pools = [_pool() for _ in range(4)]
-    before = [pool.clone() for pool in pools]
+def test_a_block_is_copied_in_every_plane() -> None:
+    planes = torch.stack([_pool() for _ in range(4)])
+    before = planes.clone()
 
-    block_ops.copy_blocks(pools, [(2, 5)])
+    block_ops.copy_blocks(planes, [(2, 5)])
 
-    for pool, was in zip(pools, before, strict=True):
-        assert torch.equal(pool, was[[0, 1, 2, 3, 4, 2]])
+    assert torch.equal(planes, before[:, [0, 1, 2, 3, 4, 2]])
+
+
+@pytest.mark.parametrize("blocks", [[], [3], [5, 0, 2]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+def test_blocks_move_to_another_pool_and_nothing_else_changes(dtype: torch.dtype, blocks: list[int]) -> None:
+    here, there = torch.randn(4, N, HKV, S, D).to(dtype), torch.randn(4, 9, HKV, S, D).to(dtype)
+    before, targets = there.clone().view(torch.uint8), [8, 1, 4][: len(blocks)]
+
+    buffer = block_ops.gather_blocks(here, blocks)
+    block_ops.scatter_blocks(there, targets, buffer)
+
+    assert buffer.is_contiguous()
+    assert list(buffer.shape) == [len(blocks), 4, HKV, S, D]
+    before[:, targets] = here.view(torch.uint8)[:, blocks]
+    assert torch.equal(there.view(torch.uint8), before)
+
+
+PLANES = torch.zeros(4, N, HKV, S, D)
+BUFFER = torch.zeros(2, 4, HKV, S, D)
+BAD_SCATTERS = {
+    "outside": ([0, N], BUFFER, "blocks is block 6, the pool has 6"),
+    "twice": ([1, 1], BUFFER, "blocks has 2 entries, 1 of them different"),
+    "shape": ([0, 1, 2], BUFFER, r"buffer is \[2, 4, 2, 4, 8\], wanted \[3, 4, 2, 4, 8\]"),
+    "dtype": ([0, 1], BUFFER.half(), "buffer is torch.float16 on cpu, the pool torch.float32 on cpu"),
+    "strides": ([0, 1], BUFFER.mT.contiguous().mT, "buffer has strides .*, wanted a contiguous one"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SCATTERS)
+def test_a_scatter_that_does_not_fit_is_refused(case: str) -> None:
+    blocks, buffer, message = BAD_SCATTERS[case]
+
+    with pytest.raises(ValueError, match=message):
+        block_ops.scatter_blocks(PLANES, blocks, buffer)
+
+
+def test_a_gather_outside_the_pool_is_refused() -> None:
+    with pytest.raises(ValueError, match="blocks is block -1, the pool has 6"):
+        block_ops.gather_blocks(PLANES, [0, -1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_pool_of_eight_bits_holds_the_nearest_number_and_never_infinity(dtype: torch.dtype) -> None:
+    k_pool, v_pool = _pool(dtype), _pool(dtype)
+    k = torch.tensor([1.0, 1.06, -3.3, 1e9, -1e9, torch.inf, 0.0, -0.0]).expand(1, HKV, D)
+    largest = torch.finfo(dtype).max
+    nearest = {torch.float8_e4m3fn: [1.0, 1.0, -3.25], torch.float8_e5m2: [1.0, 1.0, -3.5]}[dtype]
+
+    block_ops.write(k_pool, v_pool, k, -k, torch.tensor([7]))
+
+    expected = torch.tensor([*nearest, largest, -largest, largest, 0.0, -0.0])
+    assert torch.equal(k_pool[1, :, 3].float(), expected.expand(HKV, D))
+    assert torch.equal(v_pool[1, :, 3].float(), -expected.expand(HKV, D))
+
+
+def test_a_scaled_pool_holds_what_its_scale_makes_the_key_again() -> None:
+    k_pool, v_pool = _pool(torch.float8_e4m3fn), _pool(torch.float8_e4m3fn)
+    k_scale, v_scale = torch.tensor([0.5, 4.0]), torch.tensor([100.0, 0.01])
+    k, v = torch.randn(3, HKV, D), torch.randn(3, HKV, D) * v_scale[:, None]
+
+    block_ops.write(k_pool, v_pool, k, v, torch.tensor([0, 1, 2]), k_scale=k_scale, v_scale=v_scale)
+
+    for pool, scale, x in ((k_pool, k_scale, k), (v_pool, v_scale, v)):
+        meant = pool[0, :, :3].float().transpose(0, 1) * scale[:, None]
+        assert ((meant - x).abs() <= x.abs() / 16 + scale[:, None] * 2**-10).all()
 
 
 @given(st.lists(st.tuples(st.integers(0, N - 1), st.integers(0, N - 1)), max_size=10))
@@ -99,7 +181,7 @@ def test_any_copies_equal_copies_one_by_one(copies: list[tuple[int, int]]) -> No
     for source, target in copies:
         expected[target] = expected[source]
 
-    block_ops.copy_blocks([pool], copies)
+    block_ops.copy_blocks(pool[None], copies)
 
     assert pool[:, 0].tolist() == expected
 
@@ -116,6 +198,6 @@ def test_a_copy_outside_the_pool_is_refused_and_nothing_was_copied(copies: list[
     before = pool.clone()
 
     with pytest.raises(ValueError, match=message):
-        block_ops.copy_blocks([pool], copies)
+        block_ops.copy_blocks(pool[None], copies)
 
     assert torch.equal(pool, before)
