@@ -156,7 +156,9 @@ class Cluster:
                                 metadata=self._credentials,
                             )
                     except Unauthenticated as error:
-                        raise StartFailed(f"the gateway wants a key of its tenants file: {error}") from error
+                        raise StartFailed(
+                            f"the gateway wants a key of its tenants file in OCTAVO_API_KEY: {error}"
+                        ) from error
                     if len(fleet.workers) >= len(self.workers):
                         return
                 await asyncio.sleep(_POLL_SECONDS)

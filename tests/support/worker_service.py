@@ -10,7 +10,7 @@ from cache_manager.change_queue import ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.servicer import CacheManagerServicer
 from octavo.ids import Incarnation, WorkerId
-from octavo.records import PoolAudit, PoolSpec, Registration, StepReport, Submission
+from octavo.records import CacheReset, PoolAudit, PoolSpec, Registration, StepReport, Submission, WorkerInfo
 from octavo.service import Service, open_channel
 from octavo.status import translated
 from octavo.v1 import worker_pb2 as v1
@@ -53,6 +53,15 @@ class ManagerProcess:
         """Let every lease run out."""
         self._now += 10 * LEASE_SECONDS
         self.manager.expire(self._now)
+
+    def reset(self) -> CacheReset:
+        return self.manager.reset(None, self._now)
+
+    def info(self) -> WorkerInfo:
+        """The one worker, as gateways are told of it."""
+        with self.manager.subscribe() as subscription:
+            (worker,) = subscription.take().workers
+            return worker
 
     def audit(self) -> PoolAudit:
         return self.manager.audit(WORKER_ID)

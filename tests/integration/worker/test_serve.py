@@ -252,6 +252,25 @@ async def test_a_killed_manager_costs_no_request(
     await until(lambda: manager.audit().held_blocks == 0)
 
 
+async def test_a_reset_costs_no_request_and_the_next_manager_goes_on_with_its_number(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    """S9."""
+    gateway = worker.gateway()
+    async with running_long(worker, runner):
+        number = manager.reset().cache_epoch
+    runner.before_step = lambda _: None
+    await gateway.submit(SHORT)
+    await gateway.until_ended(SHORT)
+    await manager.kill()
+    await manager.start()
+    again = submission(3, SHORT.prompt, 3)
+    await gateway.submit(again)
+    await gateway.until_ended(again)
+    assert_served(gateway, SHORT, again)
+    assert manager.info().cache_epoch == number
+
+
 async def test_an_expired_lease_costs_no_request(
     worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
 ):
