@@ -23,7 +23,12 @@ async def serve(config: CacheManagerSettings) -> None:
     """Serve until asked to stop; then let workers leave, end the streams of those that stay, and tell Redis."""
     now = _clock()
     changes = ChangeQueue()
-    manager = Manager(changes, lease_seconds=config.lease_seconds, audit_every_exchange=config.audit)
+    manager = Manager(
+        changes,
+        lease_seconds=config.lease_seconds,
+        min_copy_tokens=config.min_copy_tokens,
+        audit_every_exchange=config.audit,
+    )
     mirror = RedisMirror(open_client(config.redis_url), changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
     service = Service(config.listen, [SERVICE_NAME])
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)

@@ -16,6 +16,7 @@ from cache_manager.core.cache_epochs import CacheEpochs, require_cache_epoch
 from cache_manager.core.changes import Cleared
 from cache_manager.core.lease import Lease, LeaseBook
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.restoration import Restoration
 from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
@@ -83,12 +84,18 @@ class Manager:
         changes: ChangeQueue,
         *,
         lease_seconds: float,
+        min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
         audit_every_exchange: bool = False,
         pace_seconds: float = PACE_SECONDS,
     ) -> None:
-        """`pace_seconds` is the least time between two updates that tell a subscriber of loads only."""
+        """What books are opened with, and the pace.
+
+        A block is copied for at least `min_copy_tokens` of its tokens (0: never). `pace_seconds` is the least time
+        between two updates that tell a subscriber of loads only.
+        """
         self._changes = changes
         self.lease_seconds = lease_seconds
+        self._min_copy_tokens = min_copy_tokens
         self._audit_every_exchange = audit_every_exchange
         self._leases = LeaseBook(lease_seconds)
         self._cache_epochs = CacheEpochs()
@@ -149,8 +156,8 @@ class Manager:
         """The books of a worker that may register, in the cache epoch that it shall have."""
         latest = self._cache_epochs.heard(registration.cache_epoch)
         if restoration is None:
-            return Ledger(registration.pool, epoch, cache_epoch=latest)
-        ledger = restoration.open(epoch, registration.cache_epoch)
+            return Ledger(registration.pool, epoch, cache_epoch=latest, min_copy_tokens=self._min_copy_tokens)
+        ledger = restoration.open(epoch, registration.cache_epoch, min_copy_tokens=self._min_copy_tokens)
         least = self._cache_epochs.least(registration.worker_id)
         if ledger.cache_epoch < least:
             ledger.reset(least)

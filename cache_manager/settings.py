@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from octavo.settings import REDIS_FORMS, RedisAddress, ServiceSettings
 
 
@@ -17,6 +18,11 @@ class CacheManagerSettings(ServiceSettings):
     )
     grace_seconds: float = Field(
         default=2.0, ge=0, description="after SIGTERM, seconds that workers may take to leave by themselves"
+    )
+    min_copy_tokens: int = Field(
+        default=DEFAULT_MIN_COPY_TOKENS,
+        ge=0,
+        description="fewest tokens of a prompt's next block for which a published block is copied; 0: none is",
     )
     audit: bool = Field(
         default=False, description="recompute a worker's books after every exchange (slow); a violation is an error"

@@ -56,7 +56,9 @@ class Counters:
     refused: int = 0
     """Before they were sent to a worker."""
     predicted_cached_tokens: int = 0
+    """Whole blocks: the prefix index knows no parts."""
     delivered_cached_tokens: int = 0
+    """To the token: of each prompt up to a block less one token more than was predicted, of a block that was copied."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,7 +272,7 @@ class Grant:
     epoch: Epoch
     step: int
     attached: tuple[tuple[SequenceId, int], ...] = ()
-    """(sequence, tokens reused)."""
+    """(sequence, tokens reused). They end inside a block when leading tokens of a published one were copied."""
     waiting: tuple[tuple[SequenceId, SequenceId], ...] = ()
     """(sequence, the sequence it waits for). Not attached: the other one is computing the first block that this one is
     missing. Ask again when that is published, or the other one is gone."""
@@ -373,7 +373,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prompt has been computed; `cached_tokens` of it were taken from published blocks."""
+    """A prompt has been computed, all but the `cached_tokens` of it that were found in published blocks."""
 
     request: int
     cached_tokens: int

@@ -44,6 +44,10 @@ class LedgerStats:
     """Attaches that were told to wait for a block that another sequence computes."""
     hit_tokens: int = 0
     """Of the attached tokens, those found in published blocks."""
+    partial_hits: int = 0
+    """Attaches that found a part of a block, and got a copy of it."""
+    partial_hit_tokens: int = 0
+    """Of the hit tokens, those in such copies."""
     too_short_to_hit: int = 0
     """Attaches without one full block before their last token."""
     published_blocks: int = 0
@@ -51,3 +55,4 @@ class LedgerStats:
     """Full blocks given back because an equal one was published first."""
     evicted_blocks: int = 0
     copied_blocks: int = 0
+    """Before a write that would have shown elsewhere."""

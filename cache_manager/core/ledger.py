@@ -5,8 +5,9 @@ will write (`reserve`) and after each step what it wrote (`commit`); full blocks
 
 The rules, each with one home:
 - reset raises the cache epoch, which is part of every root, and drops what is published under the last one.
-- attach shares the longest run of published blocks and leaves at least one token to compute. It allocates nothing. If
-  another sequence is computing the block after that run, it does nothing at all (single_flight.py).
+- attach shares the longest run of published blocks and leaves at least one token to compute. If another sequence is
+  computing the block after that run, it does nothing at all (single_flight.py). If a published block begins like that
+  block, attach copies it into a new one, the only one that it allocates (partial_hits.py).
 - reserve is all or nothing, gives whole blocks, and copies the tail block first if a write to it would show elsewhere:
   in another table, or in what is published. The last owner of an unpublished block writes in place.
 - commit publishes a block only after the one before it. If an equal block was published first, the sequence takes
@@ -32,6 +33,7 @@ from cache_manager.core.books import Books, empty_books
 from cache_manager.core.changes import Change, Evicted, Forgotten, LedgerStats, Published
 from cache_manager.core.draft import Draft, judge_commit, judge_count
 from cache_manager.core.mirror_news import MirrorNews
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
 from cache_manager.core.prefix_index import NextHash
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import PoolExhausted
@@ -64,10 +66,13 @@ class Ledger:
         epoch: Epoch,
         *,
         cache_epoch: CacheEpoch = NEVER_RESET,
+        min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
         next_hash: NextHash = next_hash,
         books: Books | None = None,
     ) -> None:
         """Open books: those of an empty pool, unless others are given.
+
+        A block is copied for at least `min_copy_tokens` of its tokens; 0: no part of a block is reused.
 
         Raises:
             InvalidRequest: there can be no such pool.
@@ -82,6 +87,7 @@ class Ledger:
         self._vocabulary = books.vocabulary
         self._tables = books.tables
         self._flights = books.flights
+        self._partial_hits = PartialHits(self._pool, self._index, min_copy_tokens)
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes: list[Change] = []
@@ -154,8 +160,8 @@ class Ledger:
         """Create a sequence on the longest published prefix of its tokens.
 
         Returns:
-            How many tokens that covers; or for whom to wait, when another sequence is computing the block after it. In
-            that case this one is not in the books.
+            How many tokens that covers, those of a block that is copied included; or for whom to wait, when another
+            sequence is computing the block after it. In that case this one is not in the books.
 
         Raises:
             InvalidRequest: the id is taken, there are no tokens or more than the pool can hold, one is no token, or its
@@ -316,11 +322,28 @@ class Ledger:
         if missing is not None:
             self._flights.begin(sequence, raw, missing)
         self._tell_from(sequence, 0)
+        reused += self._copy_partial_hit(table, tokens, raw)
         self._stats.attached_sequences += 1
         self._stats.attached_tokens += len(tokens)
         self._stats.hit_tokens += reused
         self._stats.too_short_to_hit += limit == 0
         return reused
+
+    def _copy_partial_hit(self, table: BlockTable, tokens: Sequence[int], raw: bytes) -> int:
+        """Give a new table a copy of a block that begins like its next one. Returns the tokens that this covers."""
+        hit = self._partial_hits.find(table, raw)
+        if hit is None:
+            return 0
+        self._pool.share((hit.source,))  # a block was used; and what is copied must not be what is allocated
+        (own,) = self._allocate(1)
+        self._pool.release((hit.source,))
+        self._copies.append(BlockCopy(hit.source, own))
+        table.blocks.append(own)
+        table.tokens.extend(tokens[table.length : table.length + hit.tokens])
+        table.room = len(table.blocks) * table.block_size
+        self._stats.partial_hits += 1
+        self._stats.partial_hit_tokens += hit.tokens
+        return hit.tokens
 
     def _reserve(self, sequence: SequenceId, table: BlockTable, count: int) -> None:
         end = len(table.tokens) + count

@@ -12,14 +12,9 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from cache_manager.core.branches import Branches, Parent, Place
 from octavo.hashing import TOKEN_BYTES
 from octavo.ids import BlockHash, BlockId
-
-Parent = BlockId | BlockHash
-"""What stands before a block: a published block, or the root of its chain."""
-
-Place = tuple[Parent, bytes]
-"""What stands before a block, and the block's tokens as they are hashed. Means nothing once the parent is evicted."""
 
 NextHash = Callable[[bytes, bytes], BlockHash]
 """(parent's hash, tokens) -> hash: `octavo.hashing.next_hash`."""
@@ -34,6 +29,8 @@ class PrefixIndex:
         self._blocks: dict[Place, BlockId] = {}
         self._places: list[Place | None] = [None] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self.branches = Branches(self._places)
+        """What follows each block."""
 
     def __len__(self) -> int:
         """Published blocks."""
@@ -101,6 +98,7 @@ class PrefixIndex:
             parent = settle(place, block)
             if parent == block:
                 places[block] = place
+                self.branches.add(block, place)
                 hashes[block] = parent_hash = next_hash(parent_hash, chunk)
             else:
                 parent_hash = self.hash_of(parent)
@@ -114,6 +112,7 @@ class PrefixIndex:
         for block in blocks:
             place, block_hash = places[block], hashes[block]
             if place is not None and block_hash is not None:
+                self.branches.remove(block, place)
                 places[block] = hashes[block] = None
                 del found[place]
                 forgotten.append(block_hash)
@@ -125,6 +124,7 @@ class PrefixIndex:
         self._blocks.clear()
         self._places = [None] * num_blocks
         self._hashes = [None] * num_blocks
+        self.branches = Branches(self._places)
         return count
 
     def violations(self) -> Iterator[str]:
@@ -139,6 +139,7 @@ class PrefixIndex:
                 yield f"block {block} is published, block {parent} before it is not"
             elif self._next_hash(self._hash_before(parent), tokens) != self._hashes[block]:
                 yield f"block {block} is published under a hash that is not its own"
+        yield from self.branches.violations(places)
 
     def _hash_before(self, parent: Parent) -> BlockHash:
         return self.hash_of(parent) if isinstance(parent, int) else parent

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.books import empty_books
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.prefix_index import NextHash, Parent, Place
 from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
@@ -82,9 +83,22 @@ class Restoration:
             self._books.pool.release(tails_first[at : at + BLOCKS_AT_ONCE])
             yield
 
-    def open(self, epoch: Epoch, cache_epoch: CacheEpoch = NEVER_RESET) -> Ledger:
-        """The books, once all steps are done."""
-        ledger = Ledger(self._spec, epoch, cache_epoch=cache_epoch, next_hash=self._next_hash, books=self._books)
+    def open(
+        self,
+        epoch: Epoch,
+        cache_epoch: CacheEpoch = NEVER_RESET,
+        *,
+        min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
+    ) -> Ledger:
+        """The books, once all steps are done; from now on `min_copy_tokens` holds, as for any ledger."""
+        ledger = Ledger(
+            self._spec,
+            epoch,
+            cache_epoch=cache_epoch,
+            min_copy_tokens=min_copy_tokens,
+            next_hash=self._next_hash,
+            books=self._books,
+        )
         ledger.resume({sequence: held.ahead for sequence, held in self._held.items()})
         return ledger
 

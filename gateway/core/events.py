@@ -17,7 +17,7 @@ class Started:
     worker_id: WorkerId
     prompt_tokens: int
     predicted_cached_tokens: int
-    """Of the prompt, what the prefix index lets one expect."""
+    """Of the prompt, what the prefix index lets one expect. It knows whole blocks only."""
     index_state: IndexState | None = None
     """What that expectation is worth. None from a gateway that does not tell."""
 

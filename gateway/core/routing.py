@@ -66,7 +66,7 @@ class Candidate:
 
     standing: Standing
     cached_tokens: int
-    """Of the prompt, what it is expected to hold when its turn comes."""
+    """Of the prompt, what it is expected to hold when its turn comes, in whole blocks."""
     cost: Cost
 
 

@@ -376,7 +376,7 @@ class Grant(_message.Message):
     epoch: _builtins.int
     step: _builtins.int
     attached: _builtins.bytes
-    """u32 pairs: sequence, tokens reused"""
+    """u32 pairs: sequence, tokens reused: whole blocks, and what was copied of the next one"""
     tables: _builtins.bytes
     """u32 runs with a place: sequence, first index, count, blocks; later entries stay as they were"""
     copies: _builtins.bytes

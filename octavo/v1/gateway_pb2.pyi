@@ -248,6 +248,7 @@ class Started(_message.Message):
     worker_id: _builtins.str
     prompt_tokens: _builtins.int
     predicted_cached_tokens: _builtins.int
+    """whole blocks; up to a block less one token more may be delivered"""
     index_state: Global___IndexState.ValueType
     """of the look-up that the choice of the worker was made with"""
     def __init__(
@@ -470,7 +471,9 @@ class GatewayLoad(_message.Message):
     """since start"""
     refused: _builtins.int
     predicted_cached_tokens: _builtins.int
+    """whole blocks"""
     delivered_cached_tokens: _builtins.int
+    """to the token: of each prompt up to a block less one token more"""
     index_state: Global___IndexState.ValueType
     """of the last look-up, a request's or the gateway's own"""
     failed_lookups: _builtins.int

@@ -190,7 +190,7 @@ class Prefilled(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     cached_tokens: _builtins.int
-    """of the prompt, taken from published blocks when it was first attached"""
+    """of the prompt, found in published blocks when it was first attached; any number, not just whole blocks"""
     def __init__(
         self,
         *,

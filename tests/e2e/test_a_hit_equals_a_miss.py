@@ -53,16 +53,29 @@ async def test_the_text_before_a_stop_string_continues_like_a_cold_prompt(client
     assert warm.tokens[0] == greedy(again, 8)
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-async def test_a_prompt_of_whole_blocks_is_computed_from_its_last_block_on(client: Client, blocks: int) -> None:
-    """S5."""
+@pytest.mark.parametrize("blocks", [2, 3])
+async def test_a_prompt_of_whole_blocks_is_computed_from_its_last_token_on(client: Client, blocks: int) -> None:
+    """S5, S7: of the last block all but one token is copied."""
     prompt = prose(1100 + 64 * blocks, blocks * BLOCK)
 
     cold = await client.ask(prompt, max_tokens=4)
     warm = await client.ask(prompt, max_tokens=4)
 
-    assert [answer.usage.cached_tokens for answer in (cold, warm)] == [0, (blocks - 1) * BLOCK]
+    assert [answer.usage.cached_tokens for answer in (cold, warm)] == [0, blocks * BLOCK - 1]
     assert cold.tokens == warm.tokens == [greedy(prompt, 4)]
+
+
+async def test_a_prompt_that_leaves_a_remembered_one_inside_a_block_is_reused_to_that_token(client: Client) -> None:
+    """S7: 3 blocks and 10 tokens of a longer prompt, then something else; the index can only promise whole blocks."""
+    remembered = prose(1900, 5 * BLOCK)
+    leaves = remembered[: 3 * BLOCK + 10] + prose(100, 9)
+
+    await client.ask(remembered, max_tokens=1)
+    answer = await client.ask(leaves, max_tokens=16)
+
+    assert answer.started.predicted_cached_tokens == 3 * BLOCK
+    assert answer.usage.cached_tokens == 3 * BLOCK + 10
+    assert answer.tokens == [greedy(leaves, 16)]
 
 
 async def test_prompts_around_one_block_are_answered_right(client: Client) -> None:
@@ -108,7 +121,7 @@ async def test_prompts_of_different_salts_share_nothing(client: Client) -> None:
     yours = await client.ask(prompt, max_tokens=4, cache_salt="yours")
     mine_again = await client.ask(prompt, max_tokens=4, cache_salt="mine")
 
-    assert [answer.usage.cached_tokens for answer in (mine, yours, mine_again)] == [0, 0, 3 * BLOCK]
+    assert [answer.usage.cached_tokens for answer in (mine, yours, mine_again)] == [0, 0, 4 * BLOCK - 1]
     assert mine.tokens == yours.tokens == mine_again.tokens == [greedy(prompt, 4)]
 
 

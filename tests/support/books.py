@@ -6,6 +6,7 @@ from functools import _lru_cache_wrapper
 from typing import Any
 
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from octavo.ids import Epoch, SequenceId
 from octavo.records import Attach, Commit, Exchange, Fork, Grant, PoolSpec, Reservation, Scope, Truncation
 
@@ -28,9 +29,9 @@ def pool_spec(**fields: Any) -> PoolSpec:
     return PoolSpec(**(defaults | fields))
 
 
-def open_ledger(**fields: Any) -> Ledger:
-    """The books of an empty pool."""
-    return Ledger(pool_spec(**fields), EPOCH)
+def open_ledger(*, min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS, **fields: Any) -> Ledger:
+    """The books of an empty pool; `fields` as for `pool_spec`."""
+    return Ledger(pool_spec(**fields), EPOCH, min_copy_tokens=min_copy_tokens)
 
 
 def tokens_of(start: int, count: int) -> list[int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from octavo.ids import CacheEpoch, Epoch, SequenceId
 from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
 from tests.support import books
@@ -64,11 +65,13 @@ class World:
         max_step_tokens: int = 16,
         max_running: int = 8,
         max_waiting: int = 1000,
+        min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
         model: Model = next_token,
         **pool: Any,
     ) -> None:
         self.spec = books.pool_spec(**pool)
         self.max_step_tokens = max_step_tokens
+        self.min_copy_tokens = min_copy_tokens
         self.scheduler = Scheduler(
             self.spec, max_step_tokens=max_step_tokens, max_running=max_running, max_waiting=max_waiting
         )
@@ -84,7 +87,7 @@ class World:
         self.open_books()
 
     def open_books(self) -> None:
-        self.ledger = Ledger(self.spec, EPOCH)
+        self.ledger = Ledger(self.spec, EPOCH, min_copy_tokens=self.min_copy_tokens)
         self.waits: set[tuple[SequenceId, SequenceId]] = set()
         self._step = 0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.manager import Manager
 from cache_manager.servicer import CacheManagerServicer
 from octavo.ids import Incarnation, WorkerId
@@ -30,7 +31,8 @@ LEASE_SECONDS = 60.0
 class ManagerProcess:
     """A cache manager that can be killed and started again at the same port. It audits every exchange."""
 
-    def __init__(self) -> None:
+    def __init__(self, min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS) -> None:
+        self._min_copy_tokens = min_copy_tokens
         self._listen = "127.0.0.1:0"
         self._now = 1_700_000_000.0
 
@@ -40,7 +42,12 @@ class ManagerProcess:
 
     async def start(self) -> None:
         self._now += 1.0  # so that epochs grow over a restart
-        self.manager = Manager(ChangeQueue(), lease_seconds=LEASE_SECONDS, audit_every_exchange=True)
+        self.manager = Manager(
+            ChangeQueue(),
+            lease_seconds=LEASE_SECONDS,
+            min_copy_tokens=self._min_copy_tokens,
+            audit_every_exchange=True,
+        )
         self._service = Service(self._listen, [])
         add_CacheManagerServicer_to_server(CacheManagerServicer(self.manager, lambda: self._now), self._service.server)
         self._listen = f"127.0.0.1:{await self._service.start()}"
@@ -68,8 +75,8 @@ class ManagerProcess:
 
 
 @asynccontextmanager
-async def manager_process() -> AsyncGenerator[ManagerProcess]:
-    manager = ManagerProcess()
+async def manager_process(min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS) -> AsyncGenerator[ManagerProcess]:
+    manager = ManagerProcess(min_copy_tokens)
     await manager.start()
     try:
         yield manager

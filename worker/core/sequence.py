@@ -56,7 +56,7 @@ class Sequence:
     """Samples that will be forked from this one when its prompt is computed."""
     computed: int = 0
     reused: int = 0
-    """Of the computed positions, those that it found published when it was attached, or took from its parent."""
+    """Of the computed positions, those found when it was attached or taken from its parent; may end inside a block."""
     told: int = 0
     """Of the computed positions, those that the manager knows of."""
     table: list[BlockId] = field(default_factory=list[BlockId])

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from octavo import models
 from octavo.records import FinishReason, PoolSpec, SamplingParams, Submission
 from tests.support import tiny_model
@@ -64,17 +65,27 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(folder: Path, *, blocks: int, **limits: int) -> AsyncGenerator[Stack]:
+async def stack(
+    folder: Path,
+    *,
+    blocks: int,
+    size: int = SIZE,
+    min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
+    **limits: int,
+) -> AsyncGenerator[Stack]:
     """The model on a pool of so many blocks."""
-    shape = open_tiny(folder, kv_memory_bytes=1 << 20)[0].pool.shape
-    runner, pool = open_tiny(folder, kv_memory_bytes=blocks * shape.bytes_per_block)
+    shape = open_tiny(folder, size, kv_memory_bytes=1 << 20)[0].pool.shape
+    runner, pool = open_tiny(folder, size, kv_memory_bytes=blocks * shape.bytes_per_block)
     assert pool.num_blocks == blocks
-    async with manager_process() as manager, worker_service(pool, runner, attend(manager), **limits) as worker:
+    async with (
+        manager_process(min_copy_tokens) as manager,
+        worker_service(pool, runner, attend(manager), **limits) as worker,
+    ):
         yield Stack(folder, manager, worker)
 
 
-def open_tiny(folder: Path, kv_memory_bytes: int) -> tuple[Runner, PoolSpec]:
-    options = RunnerOptions(kv_memory_bytes=kv_memory_bytes, block_size=SIZE, dtype="float32", threads=1)
+def open_tiny(folder: Path, size: int, kv_memory_bytes: int) -> tuple[Runner, PoolSpec]:
+    options = RunnerOptions(kv_memory_bytes=kv_memory_bytes, block_size=size, dtype="float32", threads=1)
     return open_runner(models.find(str(folder), folder.parent), options)
 
 
@@ -94,6 +105,30 @@ async def test_a_hit_a_batch_with_strangers_and_a_chunked_prefill_say_what_a_col
         serving.assert_greedy(cold, warm, among, *strangers)
         cached = [serving.gateway.heard.of(request.request).cached_tokens for request in (cold, warm, among)]
         assert cached == [0, 5 * SIZE, 5 * SIZE]
+        await serving.until_at_rest()
+
+
+@pytest.mark.parametrize("min_copy_tokens", [0, 4])
+@pytest.mark.parametrize("size", [16, 64, 256])
+async def test_a_copied_part_of_a_block_changes_no_text(folder: Path, size: int, min_copy_tokens: int):
+    """S7: a prompt that shares three quarters of a block, alone and among strangers, with copies of parts and without.
+
+    Then a chat turn: the first answer goes on otherwise than the model did.
+    """
+    async with stack(folder, blocks=512 // size + 6, size=size, min_copy_tokens=min_copy_tokens) as serving:
+        part = size * 3 // 4
+        first = submission(1, prompt(1, size + 3), 40)
+        shares = [submission(number, [*first.prompt[:part], *prompt(number, 20)], 30) for number in (2, 3)]
+        await serving.serve(first)
+        await serving.serve(shares[0])
+        await serving.serve(shares[1], submission(4, prompt(4, 30), 20))
+        turn = submission(5, [*first.prompt, *serving.text(first)[:10], *prompt(5, 12)], 30)
+        await serving.serve(turn)
+        serving.assert_greedy(first, *shares, turn)
+        cached = [serving.gateway.heard.of(request.request).cached_tokens for request in shares]
+        assert cached == [part if min_copy_tokens else 0] * 2
+        answered = 13 if min_copy_tokens and size == 16 else 0  # of a longer block the answer fills too little
+        assert serving.gateway.heard.of(5).cached_tokens == size + answered
         await serving.until_at_rest()
 
 

@@ -47,12 +47,13 @@ class TestAttach:
         assert 1 <= len(prompt) - ledger.length(B) <= 4
         ledger.check()
 
-    @pytest.mark.parametrize(("shared", "hit"), [(3, 0), (4, 4), (5, 4), (7, 4)])
-    def test_a_prefix_is_shared_in_whole_blocks(self, shared, hit):
-        """S4: shared prefixes of B-1, B, B+1, 2B-1 tokens, each followed by five tokens of its own."""
-        ledger = open_ledger()
+    @pytest.mark.parametrize(("shared", "hit"), [(15, 0), (16, 16), (17, 16), (31, 16)])
+    def test_a_prefix_is_shared_in_whole_blocks_if_no_part_of_a_block_is_to_be_copied(self, shared, hit):
+        """S4: shared prefixes of B-1, B, B+1, 2B-1 tokens (B = 16), each followed by five tokens of its own."""
+        ledger = open_ledger(block_size=16, min_copy_tokens=0)
         compute(ledger, A, tokens_of(0, shared) + tokens_of(500, 5))
         assert ledger.attach(B, tokens_of(0, shared) + tokens_of(600, 5)) == hit
+        assert idle(ledger).copies == ()
 
     @pytest.mark.parametrize(("prompt", "too_short"), [(3, 1), (4, 1), (5, 0)])
     def test_prompts_that_are_too_short_to_hit_are_counted(self, prompt, too_short):

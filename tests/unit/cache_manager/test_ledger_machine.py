@@ -6,6 +6,8 @@ sequence back through the table that it was told, after every step. Whatever sha
 truncation did, a sequence must read what it would have computed alone: a hit equals a miss.
 """
 
+from itertools import takewhile
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -47,16 +49,23 @@ class Life:
         return child
 
 
+def agree(pair):
+    return pair[0] == pair[1]
+
+
 PICK = st.integers(0, 3)
 """Which of the living sequences a rule takes, the newest first; it starts one if there is none."""
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    @initialize(block_size=st.integers(1, 4), num_blocks=st.integers(2, 8))
-    def open(self, block_size, num_blocks):
+    @initialize(
+        block_size=st.integers(1, 4), num_blocks=st.integers(2, 8), min_copy_tokens=st.sampled_from([1, 1, 0, 2, 3])
+    )
+    def open(self, block_size, num_blocks, min_copy_tokens):
         self.size = block_size
+        self.min_copy_tokens = min_copy_tokens
         self.spec = pool_spec(block_size=block_size, num_blocks=num_blocks, vocab_size=10)
-        self.ledger = Ledger(self.spec, EPOCH)
+        self.ledger = Ledger(self.spec, EPOCH, min_copy_tokens=min_copy_tokens)
         self.memory = [[None] * block_size for _ in range(num_blocks)]
         self.tables = {}
         self.lives = {}
@@ -71,6 +80,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(salt=SALTS, tokens=TOKENS)
     def compute(self, salt, tokens):
+        self.compute_all(salt, tokens)
+
+    @rule(salt=SALTS, tokens=TOKENS, keep=st.integers(1, 8), others=TOKENS)
+    def compute_two_that_part(self, salt, tokens, keep, others):
+        self.compute_all(salt, [*tokens, 0, 1, 2, 0][:9])
+        if self.last in self.lives:
+            self.free_one(self.last)
+        self.compute_all(salt, [*tokens[:keep], *others][:9])
+
+    def compute_all(self, salt, tokens):
         sequence = self.start(salt, tokens)
         if sequence not in self.lives:
             return
@@ -178,10 +197,11 @@ class LedgerMachine(RuleBasedStateMachine):
             leader = self.lives[answer.leader]
             assert leader.leads == self.missing(salt, tokens)
             return sequence
-        assert answer == self.longest_published(salt, tokens)
+        assert answer in self.possible_reuse(salt, tokens)
         assert not any(life.leads == self.missing(salt, tokens) for life in self.lives.values() if life.leads)
         assert answer < len(tokens)
         self.lives[sequence] = Life(salt, tokens, answer)
+        self.lives[sequence].writable += -answer % self.size  # the rest of a block that was copied
         self.lives[sequence].prompt = tokens
         self.lead(self.lives[sequence])
         return sequence
@@ -262,6 +282,23 @@ class LedgerMachine(RuleBasedStateMachine):
         while reused + self.size < len(tokens) and (salt, tuple(tokens[: reused + self.size])) in self.published:
             reused += self.size
         return reused
+
+    def possible_reuse(self, salt, tokens):
+        """The tokens that an attach that has just happened may have reused."""
+        whole = self.longest_published(salt, tokens)
+        part = self.longest_part(salt, tokens, whole)
+        copied = self.ledger.length(self.last) % self.size > 0
+        spare = self.ledger.audit().num_blocks - self.ledger.audit().held_blocks + copied
+        if part < max(self.min_copy_tokens, 1) or self.min_copy_tokens == 0 or spare == 0:
+            return {whole}
+        return {whole + part} if spare > 1 else {whole, whole + part}  # the spare one may be the one to copy from
+
+    def longest_part(self, salt, tokens, whole):
+        """How many tokens after the whole blocks, the last one apart, begin a published block that stands there."""
+        rest = tokens[whole:-1]
+        there = [prefix for other, prefix in self.published if other == salt and len(prefix) == whole + self.size]
+        parts = [prefix[whole:] for prefix in there if prefix[:whole] == tuple(tokens[:whole])]
+        return max((sum(1 for _ in takewhile(agree, zip(part, rest, strict=False))) for part in parts), default=0)
 
     def take_grant(self):
         """Keep the tables as told, and make the copies."""

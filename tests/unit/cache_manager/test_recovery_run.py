@@ -64,7 +64,7 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.ledger = Ledger(SPEC, Epoch(1))
+        self.ledger = Ledger(SPEC, Epoch(1), min_copy_tokens=1)
         self.mirror = Mirror(SPEC.block_size)
         self.memory = PoolMemory(SPEC)
         self.step = 0
@@ -183,7 +183,7 @@ class Life:
         for _ in restoration.steps():
             pass
         self.count_up()
-        self.ledger = restoration.open(Epoch(self.ledger.epoch + 1), self.mirror.cache_epoch)
+        self.ledger = restoration.open(Epoch(self.ledger.epoch + 1), self.mirror.cache_epoch, min_copy_tokens=1)
 
     def count_up(self) -> None:
         """What the books that end here have seen."""

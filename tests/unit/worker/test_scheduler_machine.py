@@ -32,8 +32,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_blocks=st.integers(0, 8),
         max_step_tokens=st.integers(1, 24),
         max_running=st.integers(4, 8),
+        min_copy_tokens=st.sampled_from([0, 1, 1, 3]),
     )
-    def open_world(self, block_size: int, spare_blocks: int, max_step_tokens: int, max_running: int) -> None:
+    def open_world(
+        self, block_size: int, spare_blocks: int, max_step_tokens: int, max_running: int, min_copy_tokens: int
+    ) -> None:
         self.longest = LONGEST_BLOCKS * block_size
         self.world = World(
             block_size=block_size,
@@ -42,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_tokens=self.longest,
             max_step_tokens=max_step_tokens,
             max_running=max_running,
+            min_copy_tokens=min_copy_tokens,
         )
 
     @rule(data=st.data(), count=st.integers(1, 4), gateway=st.sampled_from(GATEWAYS))
