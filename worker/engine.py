@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from octavo.errors import Draining, OctavoError, StaleEpoch
-from octavo.ids import NEVER_RESET, Epoch
+from octavo.ids import Epoch
 from octavo.records import Exchange, Grant, Refusal, Registration, StepReport, Submission
 from worker.cache_client import CacheClient
 from worker.core.scheduler import Scheduler
@@ -68,7 +68,6 @@ class Engine:
         self._at_rest = asyncio.Event()
         self._draining = False
         self._epoch = Epoch(0)
-        self._cache_epoch = NEVER_RESET
         self._step = 0
         self._heartbeat_seconds = 1.0
         self._renew_at = 0.0
@@ -148,11 +147,12 @@ class Engine:
     # ---- the loop --------------------------------------------------------------------------------------------
 
     async def _register(self, registration: Registration) -> None:
-        registered = await self._client.register(replace(registration, cache_epoch=self._cache_epoch))
-        self._epoch, self._step, self._cache_epoch = registered.epoch, 0, registered.cache_epoch
+        registered = await self._client.register(replace(registration, cache_epoch=self._scheduler.cache_epoch))
+        self._epoch, self._step = registered.epoch, 0
         self._heartbeat_seconds = registered.lease_seconds / 3
         self._renew_at = _now() + self._heartbeat_seconds
-        log.info("registered", extra={"epoch": registered.epoch, "lease_seconds": registered.lease_seconds})
+        told = {"lease_seconds": registered.lease_seconds, "cache_epoch": registered.cache_epoch}
+        log.info("registered", extra={"epoch": registered.epoch, **told})
         await self._set_ready(not self._draining)
 
     async def _attend(self) -> None:
@@ -197,9 +197,7 @@ class Engine:
         self._step = exchange.step
         self._renew_at = _now() + self._heartbeat_seconds
         try:
-            grant = await self._client.exchange(exchange)
-            self._cache_epoch = grant.cache_epoch
-            return grant
+            return await self._client.exchange(exchange)
         except (StaleEpoch, Draining):
             raise
         except OctavoError as error:  # the two sides disagree about the books: a bug in one of them

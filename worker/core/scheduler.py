@@ -23,7 +23,7 @@ The rules:
 from dataclasses import dataclass, field
 
 from octavo.errors import Draining, OctavoError, QueueFull
-from octavo.ids import Epoch, SequenceId
+from octavo.ids import CacheEpoch, Epoch, SequenceId
 from octavo.records import Attach, Exchange, Grant, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
 from worker.core.acceptance import require_runnable
 from worker.core.admission import Doorkeeper
@@ -110,6 +110,11 @@ class Scheduler:
     def has_news(self) -> bool:
         """Whether an exchange would do more than keep the lease: something waits, runs or is to be told."""
         return len(self._requests) > 0 or self._tables.untold
+
+    @property
+    def cache_epoch(self) -> CacheEpoch:
+        """As the last grant said."""
+        return self._tables.cache_epoch
 
     @property
     def preemptions(self) -> int:

@@ -23,13 +23,13 @@ class Tables:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
-        self._cache_epoch = NEVER_RESET
+        self.cache_epoch = NEVER_RESET
         """As the last grant said."""
         self.forget()
 
     def publishes(self, sequence: Sequence) -> bool:
         """Whether others find what it computes: not where it was attached before the last reset."""
-        return sequence.cache_epoch == self._cache_epoch
+        return sequence.cache_epoch == self.cache_epoch
 
     def forget(self) -> None:
         """The manager's books start anew: nothing is known, nothing is owed."""
@@ -95,7 +95,7 @@ class Tables:
     def take_in(self, grant: Grant) -> None:
         """Follow the grant's reuse, table changes and copies."""
         self.free_blocks = grant.free_blocks
-        self._cache_epoch = grant.cache_epoch
+        self.cache_epoch = grant.cache_epoch
         self._copies += grant.copies
         for sequence_id, reused in grant.attached:
             if (sequence := self._known.get(sequence_id)) is not None:
