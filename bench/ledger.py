@@ -2,11 +2,18 @@
 
     python -m bench.ledger [--quick]
 
-A request is a prompt of 1,024 tokens, half of which is found, and 64 tokens decoded one a step, in a pool that is full
-of what can be found. Everything is on: the hash chain, publishing, eviction, judging, what the worker is told. It is
-done twice: call by call (`ledger_us_...`: attach, reserve, commit, ..., free), and by whole exchanges with 64 sequences
-in flight, one of which starts and one ends in each (`ledger_exchange_us_...`: the time of one exchange). Medians of CPU
-time, which moves with the machine; so each line tells what a request's hashes alone cost. One JSON object a line.
+A request is a prompt of 1,024 tokens, half of which is found, and 64 tokens decoded, in a pool that is full of what can
+be found. Everything is on: the hash chain, publishing, eviction, judging, what the worker is told. It is done in three
+ways:
+
+- `ledger_us_...`: call by call as a worker asks, which tells what it decoded and asks for more when a block is full:
+  attach, reserve, commit, four times reserve and commit, free.
+- `ledger_by_token_us_...`: the same with a reserve and a commit for each of the 64 tokens.
+- `ledger_exchange_us_...`: whole exchanges with 64 sequences in flight, one of which starts and one ends in each, and a
+  commit and a reserve for all others. The time of one exchange.
+
+Medians of CPU time, which moves with the machine; so each line tells what a request's hashes alone cost, one for each
+block that it publishes. One JSON object a line.
 """
 
 import argparse
@@ -35,8 +42,8 @@ PREFIXES = 16
 REQUEST_BLOCKS = (PROMPT_TOKENS + DECODED_TOKENS - SHARED_TOKENS) // BLOCK_SIZE
 """Taken anew by each request."""
 
-HASHES = (PROMPT_TOKENS + DECODED_TOKENS) // BLOCK_SIZE
-"""Computed for each request: every full block once, to look it up or to publish it."""
+HASHES = (PROMPT_TOKENS + DECODED_TOKENS - SHARED_TOKENS) // BLOCK_SIZE
+"""Computed for each request: one for each full block that it publishes."""
 
 VOCAB_SIZE = 49152
 
@@ -76,12 +83,22 @@ def open_ledger(num_blocks: int) -> Ledger:
     return Ledger(pool, Epoch(1))
 
 
-def ledger_call_by_call(ledger: Ledger) -> Iterator[Request]:
-    """Requests that live one after the other, from a worker that asks for each thing alone."""
+def ledger_by_block(ledger: Ledger) -> Iterator[Request]:
+    """Requests that live one after the other, from a worker that tells full blocks."""
+    return _ledger_call_by_call(ledger, tokens_a_call=BLOCK_SIZE)
+
+
+def ledger_by_token(ledger: Ledger) -> Iterator[Request]:
+    """The same from one that tells each token."""
+    return _ledger_call_by_call(ledger, tokens_a_call=1)
+
+
+def _ledger_call_by_call(ledger: Ledger, tokens_a_call: int) -> Iterator[Request]:
     prompts = Prompts()
     for sequence in map(SequenceId, itertools.count()):
         prompt = prompts.next()
-        decoded: list[Tokens] = [(token,) for token in prompts.draw(DECODED_TOKENS)]
+        tokens = prompts.draw(DECODED_TOKENS)
+        decoded: list[Tokens] = [tokens[at : at + tokens_a_call] for at in range(0, DECODED_TOKENS, tokens_a_call)]
 
         def request(sequence: SequenceId = sequence, prompt: Tokens = prompt, decoded: list[Tokens] = decoded) -> None:
             reused = ledger.attach(sequence, prompt)
@@ -89,11 +106,12 @@ def ledger_call_by_call(ledger: Ledger) -> Iterator[Request]:
             rest = prompt[reused:]
             ledger.reserve(sequence, len(rest))
             ledger.commit(sequence, rest)
-            for token in decoded:
-                ledger.reserve(sequence, 1)
-                ledger.commit(sequence, token)
+            for part in decoded:
+                ledger.reserve(sequence, len(part))
+                ledger.commit(sequence, part)
             ledger.free(sequence)
-            ledger.take_changes()
+            ledger.apply(Exchange(epoch=ledger.epoch, step=sequence))  # what happened is told to the worker,
+            ledger.take_changes()  # and to Redis
 
         yield request
 
@@ -199,7 +217,11 @@ def hashing_us() -> float:
 def report(sizes: dict[str, int], count: int, chapter_count: int) -> Iterator[dict[str, object]]:
     """One object a figure."""
     at_first: dict[str, float] = {}
-    drives = {"ledger_us": ledger_call_by_call, "ledger_exchange_us": ledger_by_exchange}
+    drives = {
+        "ledger_us": ledger_by_block,
+        "ledger_by_token_us": ledger_by_token,
+        "ledger_exchange_us": ledger_by_exchange,
+    }
     for size, num_blocks in sizes.items():
         for name, drive in drives.items():
             taken = measure_ledger(drive, num_blocks, count)

@@ -176,7 +176,7 @@ class Manager:
         grant = member.grant
         if grant is None or grant.step != exchange.step:
             grant = self._next(member, exchange, now)
-        member.lease = self._leases.renew(worker, exchange.epoch, now)
+        self._leases.renew(worker, exchange.epoch, now)
         return grant
 
     def _next(self, member: _Member, exchange: Exchange, now: float) -> Grant:

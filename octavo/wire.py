@@ -112,13 +112,14 @@ def _pack_all(records: Collection[Iterable[int]]) -> bytes:
     return pack(chain.from_iterable(records)) if records else b""
 
 
-def _pairs(field: str, raw: bytes, make: Pair[T]) -> tuple[T, ...]:
+def _pairs(field: str, raw: bytes, make: Pair[T], most: int = sys.maxsize) -> tuple[T, ...]:
     """A record of every pair of values."""
     if not raw:
         return ()
     words = unpack(field, raw)
     if len(words) % 2:
         raise InvalidRequest(f"{field}: {len(words)} values, wanted pairs")
+    _require_few(field, len(words) // 2, most)
     return tuple(map(make, zip(words[::2], words[1::2], strict=True)))
 
 
@@ -134,14 +135,16 @@ def _runs(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int
         at = end
 
 
-def _require_few(field: str, count: int) -> None:
-    if count > MAX_PARTS:
-        raise InvalidRequest(f"{field}: {count} of them, wanted at most {MAX_PARTS}")
-
-
-def _sequences(field: str, raw: bytes) -> tuple[SequenceId, ...]:
+def _sequences(field: str, raw: bytes, most: int = sys.maxsize) -> tuple[SequenceId, ...]:
     """Each value is one. To call `SequenceId` for each would cost as much as making its record."""
-    return cast(tuple[SequenceId, ...], tuple(unpack(field, raw)))
+    words = unpack(field, raw)
+    _require_few(field, len(words), most)
+    return cast(tuple[SequenceId, ...], tuple(words))
+
+
+def _require_few(field: str, count: int, most: int = MAX_PARTS) -> None:
+    if count > most:
+        raise InvalidRequest(f"{field}: {count} of them, wanted at most {most}")
 
 
 def _blocks(field: str, raw: bytes) -> tuple[BlockId, ...]:
@@ -410,29 +413,15 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
 
 def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
     """Raises InvalidRequest where there is more than anybody can mean, before it is read."""
-    pair, single = 2 * TOKEN_BYTES, TOKEN_BYTES
-    _require_few("exchange.truncated", len(message.truncated) // pair)
-    _require_few("exchange.forks", len(message.forks))
-    _require_few("exchange.forks.children", sum(len(fork.children) for fork in message.forks) // single)
-    _require_few("exchange.finished", len(message.finished) // single)
-    _require_few("exchange.attaches", len(message.attaches))
-    _require_few("exchange.reserves", len(message.reserves) // pair)
     return Exchange(
         epoch=Epoch(message.epoch),
         step=message.step,
-        truncations=_pairs("exchange.truncated", message.truncated, _NEW_TRUNCATION),
+        truncations=_pairs("exchange.truncated", message.truncated, _NEW_TRUNCATION, MAX_PARTS),
         commits=_commits_from_wire("exchange.committed", message.committed),
-        forks=tuple(
-            Fork(
-                SequenceId(fork.parent),
-                tuple(SequenceId(child) for child in unpack("exchange.forks.children", fork.children)),
-                fork.reserve,
-            )
-            for fork in message.forks
-        ),
-        finished=_sequences("exchange.finished", message.finished),
-        attaches=tuple(_attach_from_wire(attach) for attach in message.attaches),
-        reserves=_pairs("exchange.reserves", message.reserves, _NEW_RESERVATION),
+        forks=_forks_from_wire("exchange.forks", message.forks),
+        finished=_sequences("exchange.finished", message.finished, MAX_PARTS),
+        attaches=_attaches_from_wire("exchange.attaches", message.attaches),
+        reserves=_pairs("exchange.reserves", message.reserves, _NEW_RESERVATION, MAX_PARTS),
         load=load_from_wire(message.load),
         draining=message.draining,
     )
@@ -447,12 +436,28 @@ def _commits_from_wire(field: str, raw: bytes) -> tuple[Commit, ...]:
     return commits
 
 
-def _attach_from_wire(message: cache_manager_v1.Attach) -> Attach:
-    return Attach(
-        SequenceId(message.sequence),
-        unpack("exchange.attaches.tokens", message.tokens),
-        _scope_from_wire("exchange.attaches", message),
-        _tenant_from_wire("exchange.attaches", message),
+def _forks_from_wire(field: str, messages: Collection[cache_manager_v1.Fork]) -> tuple[Fork, ...]:
+    if not messages:
+        return ()
+    _require_few(field, len(messages))
+    _require_few(f"{field}.children", sum(len(fork.children) for fork in messages) // TOKEN_BYTES)
+    return tuple(
+        Fork(SequenceId(fork.parent), _sequences(f"{field}.children", fork.children), fork.reserve) for fork in messages
+    )
+
+
+def _attaches_from_wire(field: str, messages: Collection[cache_manager_v1.Attach]) -> tuple[Attach, ...]:
+    if not messages:
+        return ()
+    _require_few(field, len(messages))
+    return tuple(
+        Attach(
+            SequenceId(attach.sequence),
+            unpack(f"{field}.tokens", attach.tokens),
+            _scope_from_wire(field, attach),
+            _tenant_from_wire(field, attach),
+        )
+        for attach in messages
     )
 
 

@@ -13,7 +13,7 @@ its start.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Epoch, WorkerId
@@ -23,9 +23,9 @@ MAX_EPOCH = 1 << 62
 """The largest that a worker can have been given. There is room above it for those to come."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Lease:
-    """A worker's right to its pool."""
+    """A worker's right to its pool. Only the book changes it."""
 
     registration: Registration
     epoch: Epoch
@@ -107,8 +107,8 @@ class LeaseBook:
         Raises:
             StaleEpoch: the lease has expired, was superseded or ended.
         """
-        lease = replace(self._current(worker_id, epoch, now), expires_at=now + self._lease_seconds)
-        self._leases[worker_id] = lease
+        lease = self._current(worker_id, epoch, now)
+        lease.expires_at = now + self._lease_seconds
         return lease
 
     def require(self, worker_id: WorkerId, epoch: Epoch, now: float) -> Lease:
@@ -121,8 +121,8 @@ class LeaseBook:
         Raises:
             StaleEpoch: the lease has expired, was superseded or ended.
         """
-        lease = replace(self._current(worker_id, epoch, now), draining=True)
-        self._leases[worker_id] = lease
+        lease = self._current(worker_id, epoch, now)
+        lease.draining = True
         return lease
 
     def end(self, worker_id: WorkerId, epoch: Epoch) -> Lease | None:

@@ -247,21 +247,20 @@ class Ledger:
         unmet_children = self._fork_all(exchange.forks)
         for sequence in exchange.finished:
             self._free(sequence)
-        answers = [(attach.sequence, self._attach(attach)) for attach in exchange.attaches]
+        attached, waiting = self._attach_all(exchange.attaches)
         unmet = self._reserve_all(exchange.reserves, exchange.attaches)
-        attached = tuple((sequence, reused) for sequence, reused in answers if isinstance(reused, int))
         return Grant(
             epoch=self.epoch,
             step=exchange.step,
-            attached=attached,
-            waiting=tuple((sequence, wait.leader) for sequence, wait in answers if isinstance(wait, WaitFor)),
+            attached=tuple(attached),
+            waiting=tuple(waiting),
             tables=self._take_tables(),
             copies=self._take_copies(),
             unmet=(*unmet_children, *unmet),
             free_blocks=self._pool.num_available,
             published=self._news.take_published(),
             evicted=self._news.take_evicted(),
-            roots=tuple(self._tables[sequence].root for sequence, _ in attached),
+            roots=tuple([self._tables[sequence].root for sequence, _ in attached]),
             cache_epoch=self.cache_epoch,
         )
 
@@ -398,7 +397,7 @@ class Ledger:
             new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
         if new:
             self._pool.publish(new)
-            self._changes.append(Published(tuple(map(self._index.hash_of, new))))
+            self._changes.append(Published(tuple([self._index.hash_of(block) for block in new])))
             self._news.published(table.root, new)
             self._stats.published_blocks += len(new)
 
@@ -463,6 +462,20 @@ class Ledger:
             except PoolExhausted:
                 unmet.extend(fork.children)
         return unmet
+
+    def _attach_all(
+        self, attaches: Sequence[Attach]
+    ) -> tuple[list[tuple[SequenceId, int]], list[tuple[SequenceId, SequenceId]]]:
+        """Returns (sequence, tokens reused) of those that could be attached, (sequence, leader) of the others."""
+        attached: list[tuple[SequenceId, int]] = []
+        waiting: list[tuple[SequenceId, SequenceId]] = []
+        for attach in attaches:
+            answer = self._attach(attach)
+            if isinstance(answer, WaitFor):
+                waiting.append((attach.sequence, answer.leader))
+            else:
+                attached.append((attach.sequence, answer))
+        return attached, waiting
 
     def _reserve_all(self, reserves: Sequence[Reservation], attaches: Sequence[Attach]) -> list[SequenceId]:
         """Returns the sequences that found too few blocks. A new sequence's count ends at its last token."""

@@ -10,8 +10,10 @@ def test_every_figure_is_printed_as_one_json_object_a_line(capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["name"] for line in lines] == [
         "ledger_us_4k",
+        "ledger_by_token_us_4k",
         "ledger_exchange_us_4k",
         "ledger_us_8k",
+        "ledger_by_token_us_8k",
         "ledger_exchange_us_8k",
         "chapter_us_4k",
     ]
