@@ -37,6 +37,7 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
     def __init__(self, manager: Manager, now: Now) -> None:
         self._manager = manager
         self._now = now
+        self._restoring = asyncio.Semaphore(1)
 
     async def Attend(  # pyright: ignore[reportIncompatibleMethodOverride]  # it reads and writes by itself: half the cost
         self, request_iterator: AsyncIterator[v1.AttendRequest], context: Context
@@ -63,15 +64,19 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
     async def _restore(
         self, registration: Registration, requests: AsyncIterator[v1.AttendRequest]
     ) -> Restoration | None:
-        """Read the inventory that was announced. Others are answered in between, so it is worked at in steps."""
+        """Read the inventory that was announced, and make books of it in steps, between which others are answered.
+
+        One after the other where many come at once: those that attend wait for one step, not for one of each.
+        """
         if not registration.inventory_parts:
             return None
         restoration = self._manager.restoration(registration, self._now())
         for part in range(1, registration.inventory_parts + 1):
             message = await _inventory_message(requests, part, registration, self._manager.lease_seconds)
             restoration.add(inventory_from_wire(message))
-        for _ in restoration.steps():
-            await asyncio.sleep(0)
+        async with self._restoring:
+            for _ in restoration.steps():
+                await asyncio.sleep(0)
         return restoration
 
     async def WatchFleet(self, request: v1.WatchFleetRequest, context: Context) -> AsyncGenerator[v1.FleetUpdate]:
