@@ -108,7 +108,7 @@ def _index(gateway: gateway_pb2.GatewayLoad) -> str:
 def _plain(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> dict[str, Any]:
     state = index_state_from_wire(gateway.index_state)
     return {
-        "workers": [asdict(worker) for worker in workers],
+        "workers": [asdict(worker) | {"load": worker.load._asdict()} for worker in workers],
         "gateway": {field.name: getattr(gateway, field.name) for field in gateway.DESCRIPTOR.fields}
         | {"index_state": state.value if state else None},
     }
