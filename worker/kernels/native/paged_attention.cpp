@@ -102,7 +102,7 @@ void attend(const Call<KV>& call) {
 
 }  // namespace octavo
 
-// The arguments of the one exported function, in step with `_Arguments` in native.py. Strides in elements.
+// The arguments of the one exported function, in step with `_ARGUMENTS` in native.py. Strides in elements.
 struct OctavoAttention {
   void* q;  // only read
   const void *k_pool, *v_pool;
