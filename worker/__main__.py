@@ -62,6 +62,7 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
         device=config.device,
         dtype=config.dtype,
         threads=config.threads,
+        deterministic=config.deterministic,
         kv_memory_bytes=config.kv_memory,
         block_size=config.block_size,
     )

@@ -15,12 +15,14 @@ from octavo.ids import BlockId, SequenceId
 from octavo.models import ModelFolder
 from octavo.records import PoolSpec, SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
+from worker.kernels import SharedPrefixes, shared_prefix
 from worker.kv_pool import KVPool
 from worker.model.batch import Batch, Forward
 from worker.model.loader import LoadedModel, device_of, dtype_of, load
 from worker.model.sampler import sample
 
 Ints = npt.NDArray[np.int64]
+Shared = SharedPrefixes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,8 @@ class RunnerOptions:
     """auto, cpu or cuda."""
     threads: int = 0
     """Threads of torch on the CPU; 0 leaves its own choice."""
+    deterministic: bool = False
+    """Compute each sequence in the same way, to the bit, whatever runs beside it."""
 
 
 class Runner:
@@ -45,8 +49,10 @@ class Runner:
     Invariant: after `execute`, the pool holds keys and values of every token of the plan, and of no other new one.
     """
 
-    def __init__(self, forward: Forward, pool: KVPool, device: torch.device) -> None:
+    def __init__(self, forward: Forward, pool: KVPool, device: torch.device, *, shares_prefixes: bool = False) -> None:
+        """Take a model and its pool; `shares_prefixes`: plan, each step, to read common blocks once for all."""
         self.pool = pool
+        self._shares_prefixes = shares_prefixes
         self._forward = forward
         self._device = device
 
@@ -92,15 +98,23 @@ class Runner:
         slots = tables[owners, positions // block_size] * block_size + positions % block_size
         self._check(ids, slots, tables)
         drawing = np.array([bool(chunk.draws) for chunk in chunks])
+        lengths, starts = np.array([chunk.end for chunk in chunks], np.int32), starts.astype(np.int32)
         return Batch(
             ids=self._tensor(ids)[None],
             positions=self._tensor(positions)[None],
             slots=self._tensor(slots),
             tables=self._tensor(tables.astype(np.int32)),
-            lengths=self._tensor(np.array([chunk.end for chunk in chunks], np.int32)),
-            query_starts=self._tensor(starts.astype(np.int32)),
-            logit_rows=self._tensor(starts[1:][drawing] - 1),
+            lengths=self._tensor(lengths),
+            query_starts=self._tensor(starts),
+            logit_rows=self._tensor(starts[1:][drawing].astype(np.int64) - 1),
+            shared=self._shared(tables, lengths, starts),
         )
+
+    def _shared(self, tables: Ints, lengths: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> Shared:
+        if not self._shares_prefixes:
+            return None
+        block_size = self.pool.shape.block_size
+        return shared_prefix.plan(tables, lengths, starts, block_size=block_size, device=self._device)
 
     def _check(self, ids: Ints, slots: Ints, tables: Ints) -> None:
         for what, values, end in (("token", ids, self._forward.vocab_size), ("block", tables, self.pool.num_blocks)):
@@ -138,7 +152,8 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     device = device_of(options.device)
     loaded = load(folder, dtype=dtype_of(options.dtype, device), device=device, block_size=options.block_size)
     pool = KVPool.within_budget(loaded.shape, options.kv_memory_bytes, device)
-    runner = Runner(loaded.forward, pool, device)
+    shares_prefixes = device.type == "cuda" and not options.deterministic  # on a CPU its caches do as much
+    runner = Runner(loaded.forward, pool, device, shares_prefixes=shares_prefixes)
     runner.warm_up()
     return runner, _pool_spec(folder, loaded, pool)
 

@@ -24,6 +24,11 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="of weights, activations and pool; auto: float32 on a CPU, bfloat16 on CUDA"
     )
+    deterministic: bool = Field(
+        default=False,
+        description="compute a sequence in the same way, to the bit, whatever runs beside it; on CUDA, decodes then do "
+        "not share the reading of common blocks",
+    )
     threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: one a core")
     kv_memory: ByteSize = Field(
         default=ByteSize(512 << 20), gt=0, validate_default=True, description="bytes of the KV pool, as 512MiB"

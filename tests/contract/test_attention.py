@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support import fast_interpreter
 from tests.support.paged_batch import PagedBatch, make_batch
-from worker.kernels import Attend, Option, native, reference, shared_prefix, torch_cpu
+from worker.kernels import Attend, Option, block_ops, native, reference, shared_prefix, torch_cpu
 from worker.kernels.arguments import options_of
 from worker.kernels.native_build import Level, NativeUnavailable, usable_levels
 from worker.kernels.shared_prefix import SharedPrefixes
@@ -322,6 +322,48 @@ CALLS = [
     for count in range(len(ALL_OPTIONS) + 1)
     for options in combinations(ALL_OPTIONS, count)
 ]
+
+
+@pytest.mark.parametrize("kv_dtype", FP8, ids=str)
+def test_blocks_of_eight_bits_are_shared_forked_and_moved_without_loss(
+    implementation: Implementation, kv_dtype: torch.dtype
+) -> None:
+    """S56: the scales are the layer's, so that a block means the same wherever it lies, and whoever reads it."""
+    exact = make_batch([(3 * S, 1), (50, 1), (60, 4)], heads=6, kv_heads=2, head_dim=32, scales=True)
+    scales = {name: exact.options.pop(name) for name in ("k_scale", "v_scale")}
+    cold = replace(exact, **_rounded(exact, kv_dtype, **scales), options=exact.options | scales)
+    implementation.skip_unless_supported(cold)
+    planes = torch.stack([cold.k_pool, cold.v_pool])
+    private = int(cold.tables[0, 3])
+
+    forked = planes.clone()
+    block_ops.copy_blocks(forked, [(int(cold.tables[1, 0]), private)])  # copy on write, into a block of nobody else
+    out = block_ops.gather_blocks(planes, list(range(planes.shape[1])))
+    elsewhere = torch.full((2, 40, *planes.shape[2:]), torch.nan, dtype=kv_dtype)
+    block_ops.scatter_blocks(elsewhere, list(range(39, 39 - planes.shape[1], -1)), out)
+    tables = cold.tables.clone()
+    tables[1, 0] = private
+    fork = replace(cold, k_pool=forked[0], v_pool=forked[1], tables=tables).alone(1)
+    moved = replace(cold, k_pool=elsewhere[0], v_pool=elsewhere[1], tables=39 - cold.tables.clamp(max=39))
+
+    result = implementation(cold)
+
+    assert cold.worst_error(result) < {torch.float8_e4m3fn: 6e-2, torch.float8_e5m2: 12e-2}[kv_dtype], "a bit fewer"
+    assert torch.equal(implementation(moved), result)
+    assert torch.equal(implementation(fork), result[cold.spans[1]])
+
+
+def _rounded(
+    batch: PagedBatch, kv_dtype: torch.dtype, k_scale: torch.Tensor, v_scale: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The pools of a batch as `block_ops.write` would fill them; what nobody wrote holds NaN as before."""
+    pools = {"k_pool": batch.k_pool, "v_pool": batch.v_pool}
+    rows = [pool.transpose(1, 2).flatten(0, 1) for pool in pools.values()]  # [N * S, Hkv, D], slot by slot
+    meant = [x * scale[:, None] for x, scale in zip(rows, (k_scale, v_scale), strict=True)]
+    written = [torch.full(pool.shape, torch.nan, dtype=kv_dtype) for pool in pools.values()]
+    slots = (~rows[0].isnan().any(dim=2).any(dim=1)).nonzero()[:, 0]
+    block_ops.write(*written, *(x[slots] for x in meant), slots, k_scale=k_scale, v_scale=v_scale)
+    return dict(zip(pools, written, strict=True))
 
 
 @st.composite

@@ -56,12 +56,20 @@ class Stream:
 class HandRunner:
     """A runner and its pool, and blocks handed out in no order."""
 
-    def __init__(self, folder: Path, attend: Attend, num_blocks: int = 300, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        attend: Attend,
+        num_blocks: int = 300,
+        dtype: torch.dtype = torch.float32,
+        *,
+        shares_prefixes: bool = False,
+    ) -> None:
         device = torch.device("cpu")
         described = models.find(str(folder), folder.parent)
         loaded = load(described, dtype=dtype, device=device, block_size=BLOCK_SIZE, attend=attend)
         self.pool = KVPool(loaded.shape, num_blocks, device)
-        self.runner = Runner(loaded.forward, self.pool, device)
+        self.runner = Runner(loaded.forward, self.pool, device, shares_prefixes=shares_prefixes)
         for layer in range(loaded.shape.num_layers):
             for tensor in self.pool.layer(layer):
                 tensor.fill_(torch.nan)

@@ -18,8 +18,9 @@ from typing import Protocol, Unpack
 import torch
 
 from worker.kernels.arguments import Option, Options, check_batch
+from worker.kernels.shared_prefix import SharedPrefixes
 
-__all__ = ["Attend", "Option", "Options", "check_batch", "choose"]
+__all__ = ["Attend", "Option", "Options", "SharedPrefixes", "check_batch", "choose"]
 
 log = logging.getLogger("octavo.worker")
 
@@ -41,7 +42,8 @@ class Attend(Protocol):
         """Attend every new token to its sequence's history and to the new tokens up to itself.
 
         The keys and values of the new tokens are in the pool already. No implementation lets a sequence's result
-        depend on its company in the batch, nor on what slots beyond its length hold.
+        depend on what slots beyond its length hold, nor on its company in the batch, unless `shared` tells it to use
+        that.
 
         Args:
             q: [T, Hq, D] of float32, bfloat16 or float16, the queries of sequence b in rows query_starts[b] to
@@ -54,7 +56,7 @@ class Attend(Protocol):
             lengths: int32 [B], history and new tokens together; a sequence's queries are its last positions.
             query_starts: int32 [B + 1], from 0 to T; every sequence has at least one query.
             scale: factor of the scores, usually D ** -0.5.
-            **options: `window`, `soft_cap`, `sinks`, `k_scale`, `v_scale`; see `Options`.
+            **options: `window`, `soft_cap`, `sinks`, `k_scale`, `v_scale`, `shared`; see `Options`.
 
         Returns:
             [T, Hq, D], contiguous, in q's dtype.

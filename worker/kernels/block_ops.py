@@ -24,7 +24,7 @@ def write(
 ) -> None:
     """Write one layer's new keys and values, in the pool's dtype, each into its slot.
 
-    A float8 pool holds the nearest number, and the largest for what lies beyond: an infinite key would spoil all scores.
+    A float8 pool holds the nearest number, and the largest for what lies beyond: one infinite key spoils all scores.
 
     Args:
         k_pool: [N, Hkv, S, D], changed in place.

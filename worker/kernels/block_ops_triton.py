@@ -3,7 +3,7 @@
 Grid of `_write_kernel`: (T,); of `_move_kernel`: (blocks, planes, pieces of a block).
 """
 
-# pyright: reportGeneralTypeIssues=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportOperatorIssue=false
 # A kernel is Triton's language in Python's grammar.
 
 from collections.abc import Sequence

@@ -152,16 +152,17 @@ def padded(size: int) -> int:
 def decode_shape(call: Call) -> Shape:
     """For one query a sequence: the heads of a group, and as many positions a step as 16 KB of keys hold."""
     position_bytes = padded(call.q.shape[2]) * call.dot.primitive_bitwidth // 8
-    return Shape(padded(call.group), 64 if position_bytes <= 256 else 32, warps=4, stages=call.target.stages)
+    warps = 8 if call.k_pool.dtype in _FP8 else 4  # conversions take registers
+    return Shape(padded(call.group), 64 if position_bytes <= 256 else 32, warps, call.target.stages)
 
 
 def prefill_shape(call: Call) -> Shape:
-    """For a chunk: the more rows share a tile the better, until registers run out."""
+    """For a chunk: the more rows share a tile the better, until registers or shared memory run out."""
     wide = padded(call.q.shape[2]) > 128
-    if call.dot == tl.float32:
-        shape = Shape(32, 32, warps=8 if wide else 4, stages=2)
+    if call.dot == tl.float32:  # three multiplications for one
+        shape = Shape(16, 32, warps=8, stages=2) if wide else Shape(32, 32, warps=4, stages=2)
     elif call.target.kind == "hip":
-        shape = Shape(64 if wide else 128, 64, warps=4, stages=2)
+        shape = Shape(64 if wide else 128, 32, warps=4, stages=2)
     elif wide:
         shape = Shape(64, 64 if call.target.capability >= 90 else 32, warps=8, stages=2)
     elif call.target.capability >= 90:  # warp groups of four multiply 64 rows at once

@@ -24,7 +24,7 @@ MEMBER_POSITIONS = 64
 LAUNCH_POSITIONS = 8192
 """What the launch of a kernel costs: 5 microseconds, in which a large GPU reads 24 MB, at 4 KB a position."""
 
-Ints = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

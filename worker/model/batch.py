@@ -5,6 +5,7 @@ from typing import Protocol
 
 import torch
 
+from worker.kernels import SharedPrefixes
 from worker.kv_pool import KVPool
 
 
@@ -26,6 +27,8 @@ class Batch:
     """int32 [B + 1]: the rows where the sequences begin, and T."""
     logit_rows: torch.Tensor
     """int64 [R]: the rows whose logits are wanted."""
+    shared: SharedPrefixes | None = None
+    """Which decodes begin with the same blocks, where reading those once for all of them pays."""
 
 
 class Forward(Protocol):

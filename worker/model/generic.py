@@ -117,7 +117,8 @@ class _Step:
         batch = self._batch
         self._pool.write(layer, k, v, batch.slots)
         pools = self._pool.layer(layer)
-        return self._attend(q, *pools, batch.tables, batch.lengths, batch.query_starts, scale)
+        plan = (batch.tables, batch.lengths, batch.query_starts)
+        return self._attend(q, *pools, *plan, scale, shared=batch.shared)
 
 
 def _paged_attention(  # noqa: PLR0913 - the signature is transformers'

@@ -9,11 +9,11 @@ import torch
 
 from octavo.ids import BlockId, SequenceId
 from octavo.records import BlockCopy, SamplingParams
-from tests.support import tiny_model
+from tests.support import fast_interpreter, tiny_model
 from tests.support.hand_runner import BLOCK_SIZE, GREEDY, HandRunner, Stream
 from tests.support.oracle import solo_greedy
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
-from worker.kernels import Attend, native, reference, torch_cpu
+from worker.kernels import Attend, native, reference, shared_prefix, torch_cpu
 from worker.kernels.native_build import NativeUnavailable
 
 MODELS = {"llama": tiny_model.save_tiny_llama, "qwen3": tiny_model.save_tiny_qwen3}
@@ -26,6 +26,14 @@ def attention(name: str) -> Attend:
         except NativeUnavailable as unavailable:
             pytest.skip(str(unavailable))
     return {"torch": torch_cpu.attend, "reference": reference.attend}[name]
+
+
+def triton_attention() -> Attend:
+    pytest.importorskip("triton")
+    from worker.kernels import triton_attend
+
+    fast_interpreter.install()
+    return triton_attend.attend
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -75,6 +83,30 @@ def test_prefills_and_decodes_in_one_batch_go_on_as_each_does_alone(hand: HandRu
         Stream(prompt(1), 30, begins=11),
     ]
     assert hand.run(*streams) == [solo_greedy(folder, stream.prompt, stream.count) for stream in streams]
+
+
+def test_decodes_that_share_blocks_read_them_once_and_go_on_as_each_does_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3, on the kernels of a GPU, which the interpreter runs here; no step of this size would be worth it there."""
+    monkeypatch.setattr(shared_prefix, "LAUNCH_POSITIONS", 1)
+    monkeypatch.setattr(shared_prefix, "MEMBER_POSITIONS", 0)
+    planned = []
+    plan = shared_prefix.plan
+    monkeypatch.setattr(shared_prefix, "plan", lambda *step, **more: planned.append(plan(*step, **more)) or planned[-1])
+    folder = tiny_model.save_tiny_llama(tmp_path / "one")
+    hand = HandRunner(folder, triton_attention(), num_blocks=30, shares_prefixes=True)
+    common, tails = prompt(3 * BLOCK_SIZE), [prompt(n, seed=n) for n in (2, 9)]
+    first = Stream([*common, *tails[0]], 6, table=hand.blocks_for(4 * BLOCK_SIZE))
+    second = Stream(
+        [*common, *tails[1]], 6, table=first.table[:3] + hand.blocks_for(BLOCK_SIZE), computed=len(common), begins=1
+    )
+
+    drawn = hand.run(first, second)
+
+    assert drawn == [solo_greedy(folder, [*common, *tail], 6) for tail in tails]
+    positions = [shared.positions.tolist() for shared in planned if shared is not None]
+    assert positions == [[48, 48]] * 4, "from the step on in which both decode"
 
 
 def test_what_nobody_wrote_is_never_read(hand: HandRunner, folder: Path) -> None:
