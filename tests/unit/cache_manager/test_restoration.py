@@ -1,19 +1,23 @@
 """Books that are opened again from what a worker was told, and inventories that open none."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cache_manager.core.changes import Published
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.restoration import Restoration
 from octavo.block_record import NO_BLOCK, read_records, record_parts
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, PoolExhausted
 from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
 from octavo.records import HeldSequence, Inventory, PoolSpec
-from tests.support.books import EPOCH, exchange, open_ledger, pool_spec, tokens_of
+from tests.support.books import EPOCH, append, exchange, open_ledger, pool_spec, tokens_of
 from tests.support.mirror import Mirror
 
 SPEC = pool_spec()
@@ -272,3 +276,58 @@ def test_an_inventory_that_contradicts_itself_opens_no_books(name):
 def test_a_pool_that_cannot_be_has_no_inventory():
     with pytest.raises(InvalidRequest, match="num_blocks: 0"):
         Restoration(pool_spec(num_blocks=0))
+
+
+def busy_worker(dice: Random) -> Worker:
+    """One whose sequences share, fork, are cut and end."""
+    worker = Worker()
+    for sequence in range(1, 7):
+        worker.compute(sequence, [*tokens_of(0, 4 * dice.randrange(3)), *dice.choices(range(9), k=dice.randint(1, 6))])
+    worker.tell(forks=[(1, (7, 8), dice.randrange(2))], truncations={2: dice.randrange(2)}, finished=[3])
+    worker.tell(attaches={9: tokens_of(0, 14)}, reserves=[(9, 2), (4, 1)])
+    return worker
+
+
+def damaged(inventory: Inventory, dice: Random) -> Inventory:
+    """The same with something else in one place."""
+    number = dice.choice([0, 1, 2, 3, 15, 16, 2**32 - 1])
+    if dice.random() < 0.5:
+        raw, at = bytearray(inventory.published), 4 * dice.randrange(len(inventory.published) // 4)
+        raw[at : at + 4] = number.to_bytes(4, "little")
+        return replace(inventory, published=bytes(raw))
+    sequences = list(inventory.sequences)
+    which = dice.randrange(len(sequences))
+    chosen = sequences[which]
+    field = dice.choice(["sequence", "root", "tokens", "table", "room", "ahead"])
+    match field:
+        case "root":
+            value: Any = BlockHash(bytes(32))
+        case "tokens" | "table" | "ahead":
+            value = list(getattr(chosen, field))
+            value.insert(dice.randint(0, len(value)), number)
+            del value[dice.randrange(len(value))]
+            value = tuple(value)
+        case _:
+            value = number
+    sequences[which] = replace(chosen, **{field: value})
+    return replace(inventory, sequences=tuple(sequences))
+
+
+@given(st.integers(0, 2**32))
+def test_a_damaged_inventory_is_refused_or_opens_books_that_balance(seed):
+    """`restore` checks them; then all sequences go on and end."""
+    dice = Random(seed)
+    (inventory,) = busy_worker(dice).mirror.inventory()
+    for _ in range(dice.randint(1, 3)):
+        inventory = damaged(inventory, dice)
+    try:
+        ledger = restore([inventory])
+    except InvalidRequest:
+        return
+    for held in inventory.sequences:
+        with suppress(PoolExhausted):
+            append(ledger, held.sequence, [7])
+        ledger.check()
+    ledger.apply(replace(exchange(finished=[held.sequence for held in inventory.sequences]), epoch=ledger.epoch))
+    ledger.check()
+    assert ledger.audit().held_blocks == 0
