@@ -8,7 +8,7 @@ a worker that does not know whether its message arrived sends it again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from cache_manager.change_queue import ChangeQueue
@@ -20,7 +20,7 @@ from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.restoration import Restoration
 from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
-from octavo.ids import CacheEpoch, Epoch, WorkerId
+from octavo.ids import CacheEpoch, Epoch, SequenceId, WorkerId
 from octavo.index_schema import index_key
 from octavo.records import (
     CacheReset,
@@ -28,8 +28,11 @@ from octavo.records import (
     Grant,
     PoolAudit,
     PoolSpec,
+    PromptExplanation,
     Registered,
     Registration,
+    Scope,
+    SequenceDescription,
     WorkerInfo,
     WorkerLoad,
 )
@@ -214,6 +217,21 @@ class Manager:
         """Recompute a worker's books and compare. Raises UnknownWorker."""
         self._leases.lease(worker)
         return self._members[worker].ledger.audit()
+
+    def describe(self, worker: WorkerId, sequence: SequenceId) -> SequenceDescription:
+        """Where one of a worker's sequences lives. Raises UnknownWorker, UnknownSequence."""
+        self._leases.lease(worker)
+        return self._members[worker].ledger.describe(sequence)
+
+    def explain(self, worker: WorkerId, tokens: Sequence[int], scope: Scope) -> PromptExplanation:
+        """What a worker has of a prompt, and why no more.
+
+        Raises:
+            UnknownWorker: it is not in the fleet.
+            InvalidRequest: no such prompt can run there.
+        """
+        self._leases.lease(worker)
+        return self._members[worker].ledger.explain(tokens, scope)
 
     def reset(self, worker: WorkerId | None, now: float) -> CacheReset:
         """Forget what a worker, or every worker, has published. Requests that run go on; see Ledger.reset.

@@ -9,17 +9,20 @@ import grpc
 from cache_manager.core.restoration import Restoration
 from cache_manager.manager import Manager
 from octavo.errors import InvalidRequest, OctavoError, StaleEpoch
-from octavo.ids import WorkerId
+from octavo.ids import SequenceId, WorkerId
 from octavo.records import Registration
 from octavo.status import Context
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from octavo.wire import (
     audit_to_wire,
+    description_to_wire,
     exchange_from_wire,
+    explanation_to_wire,
     fleet_to_wire,
     grant_to_wire,
     inventory_from_wire,
+    prompt_to_explain_from_wire,
     registered_to_wire,
     registration_from_wire,
     reset_to_wire,
@@ -89,6 +92,15 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
     async def Audit(self, request: v1.AuditRequest, context: Context) -> v1.AuditReply:
         """One worker's books, recomputed."""
         return audit_to_wire(self._manager.audit(WorkerId(request.worker_id)))
+
+    async def DescribeSequence(self, request: v1.DescribeSequenceRequest, context: Context) -> v1.DescribeSequenceReply:
+        """One sequence's table."""
+        worker, sequence = WorkerId(request.worker_id), SequenceId(request.sequence)
+        return description_to_wire(self._manager.describe(worker, sequence))
+
+    async def ExplainPrompt(self, request: v1.ExplainPromptRequest, context: Context) -> v1.PromptExplanation:
+        """What one worker has of a prompt."""
+        return explanation_to_wire(self._manager.explain(*prompt_to_explain_from_wire(request)))
 
     async def ResetPrefixCache(self, request: v1.ResetPrefixCacheRequest, context: Context) -> v1.ResetPrefixCacheReply:
         """One worker's published blocks forgotten, or everybody's."""

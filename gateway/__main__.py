@@ -9,6 +9,7 @@ from contextlib import aclosing
 from gateway.catalogue import ServedModel
 from gateway.core.request import Limits
 from gateway.dispatcher import Bounds, Dispatcher
+from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
 from gateway.prefix_lookup import RedisLookup
 from gateway.servicer import SERVICE_NAME, InferenceServicer
@@ -35,10 +36,14 @@ async def serve(config: GatewaySettings) -> None:
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
     service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
     try:
-        async with Workers() as workers, asyncio.TaskGroup() as tasks:
+        async with (
+            Workers() as workers,
+            PromptExplainer([config.cache_manager]) as explainer,
+            asyncio.TaskGroup() as tasks,
+        ):
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
-            add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy), service.server)
+            add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
             await service.start(ready=False)
             background = [
                 tasks.create_task(keep_watching(config.cache_manager, dispatcher, service)),

@@ -150,6 +150,15 @@ class Dispatcher:
         """Refuse every request from now on; those that are in go on."""
         self._draining = True
 
+    async def examine(self, request: Generation, account: Account = OPEN) -> tuple[Job, list[WorkerInfo]]:
+        """The job that a request would be, and the workers that could take it. Nothing runs.
+
+        Raises:
+            OctavoError: the request would be refused, as in `generate`.
+        """
+        job = await self._intake.job(request, account, self._clock(), None)
+        return job, self._catalogue.available(job.model)
+
     # ---- one request -----------------------------------------------------------------------------------------
 
     async def generate(

@@ -8,11 +8,12 @@ import grpc
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
 from gateway.dispatcher import Dispatcher
+from gateway.explainer import PromptExplainer
 from gateway.tenancy import Tenancy
 from octavo.status import Context
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import finish_reason_to_wire, index_state_to_wire, worker_to_wire
+from octavo.wire import explanation_to_wire, finish_reason_to_wire, index_state_to_wire, worker_to_wire
 
 SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -20,10 +21,11 @@ SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 class InferenceServicer(gateway_v1_grpc.InferenceServicer):
     """octavo.v1.Inference."""
 
-    def __init__(self, dispatcher: Dispatcher, tenancy: Tenancy) -> None:
-        """Answer those whom `tenancy` knows with what `dispatcher` says."""
+    def __init__(self, dispatcher: Dispatcher, tenancy: Tenancy, explainer: PromptExplainer) -> None:
+        """Answer those whom `tenancy` knows with what `dispatcher` and `explainer` say."""
         self._dispatcher = dispatcher
         self._tenancy = tenancy
+        self._explainer = explainer
 
     async def Generate(
         self, request: gateway_v1.GenerateRequest, context: Context
@@ -46,6 +48,20 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
                 gateway_v1.Model(name=model.name, max_model_tokens=model.max_model_tokens, workers=model.workers)
                 for model in self._dispatcher.models()
             ]
+        )
+
+    async def Explain(self, request: gateway_v1.ExplainRequest, context: Context) -> gateway_v1.ExplainReply:
+        """What the workers have of a prompt, under the keys of whoever asks."""
+        account = self._tenancy.account(context.invocation_metadata())
+        job, workers = await self._dispatcher.examine(generation_from_wire(request.request), account)
+        wanted = job.submission
+        found = await self._explainer.explain([info.worker_id for info in workers], wanted.prompt, wanted.scope)
+        return gateway_v1.ExplainReply(
+            prompt_tokens=len(wanted.prompt),
+            workers=[
+                gateway_v1.WorkerExplanation(worker_id=worker, cache=explanation_to_wire(explanation))
+                for worker, explanation in found.items()
+            ],
         )
 
     async def GetFleet(self, request: gateway_v1.GetFleetRequest, context: Context) -> gateway_v1.GetFleetReply:

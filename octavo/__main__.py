@@ -1,4 +1,4 @@
-"""The `octavo` command: up, chat, stats, reset, key, model fetch, demo.
+"""The `octavo` command: up, chat, stats, explain, audit, reset, key, model fetch, demo.
 
 This module only reads the command line; each verb is a module of `octavo.commands`, imported when it is used, so that
 `octavo --help` does not wait for any library.
@@ -73,6 +73,18 @@ def _stats(options: argparse.Namespace) -> None:
     stats(options.address, as_json=options.json)
 
 
+def _explain(options: argparse.Namespace) -> None:
+    from octavo.commands.explain import explain
+
+    explain(options.address, options.prompt, options.system, options.model)
+
+
+def _audit(options: argparse.Namespace) -> None:
+    from octavo.commands.audit import audit
+
+    audit(options.cache_manager.split(","))
+
+
 def _reset(options: argparse.Namespace) -> None:
     from octavo.commands.reset import reset
 
@@ -140,14 +152,19 @@ def _parser() -> argparse.ArgumentParser:
     stats.add_argument("--json", action="store_true", help="for programs")
     stats.set_defaults(run=_stats)
 
+    explain = verbs.add_parser("explain", help="say what workers remember of a question, and why no more")
+    explain.add_argument("prompt", help="the question, as it would be asked with `octavo chat`")
+    _add_address(explain)
+    explain.add_argument("--system", metavar="TEXT", help="what the model should know and be")
+    explain.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
+    explain.set_defaults(run=_explain)
+
+    audit = verbs.add_parser("audit", help="recompute the books of all workers, and say whether they balance")
+    _add_cache_managers(audit)
+    audit.set_defaults(run=_audit)
+
     reset = verbs.add_parser("reset", help="forget what is remembered, while requests run")
-    managers = os.environ.get("OCTAVO_CACHE_MANAGER") or DEFAULT_CACHE_MANAGER
-    reset.add_argument(
-        "--cache-manager",
-        default=managers,
-        metavar="HOST:PORT[,HOST:PORT]",
-        help=f"all there are (default {managers})",
-    )
+    _add_cache_managers(reset)
     reset.add_argument("--worker", metavar="ID", help="this one alone (default: all of them)")
     reset.set_defaults(run=_reset)
 
@@ -168,6 +185,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_address(parser: argparse.ArgumentParser) -> None:
     address = os.environ.get("OCTAVO_ADDRESS") or DEFAULT_ADDRESS
     parser.add_argument("--address", default=address, metavar="HOST:PORT", help=f"of the gateway (default {address})")
+
+
+def _add_cache_managers(parser: argparse.ArgumentParser) -> None:
+    managers = os.environ.get("OCTAVO_CACHE_MANAGER") or DEFAULT_CACHE_MANAGER
+    parser.add_argument(
+        "--cache-manager",
+        default=managers,
+        metavar="HOST:PORT[,HOST:PORT]",
+        help=f"all there are (default {managers})",
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -307,6 +307,56 @@ class PoolAudit:
     """Empty when the books balance."""
 
 
+class TableBlock(NamedTuple):
+    """An entry of a sequence's table."""
+
+    block: BlockId
+    references: int
+    """Tables that name it."""
+    published: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceDescription:
+    """Where a sequence lives."""
+
+    epoch: Epoch
+    length: int
+    """Committed positions."""
+    room: int
+    """End of the writable ones."""
+    blocks: tuple[TableBlock, ...]
+
+
+class HitEnd(Enum):
+    """Why a hit goes no further than it does."""
+
+    LAST_TOKEN = "last token"
+    """All but the last token is published: that one is always computed."""
+    DIFFERS = "differs"
+    """What is published goes on with another token."""
+    NOT_PUBLISHED = "not published"
+    """Nothing is published there: it was never computed under these keys, or it was evicted or reset."""
+    BEING_COMPUTED = "being computed"
+    """Another sequence computes the next block: the prompt would wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptExplanation:
+    """What an attach of a prompt would find in a worker's books, and why no more."""
+
+    epoch: Epoch
+    reused_tokens: int
+    end: HitEnd
+    position: int
+    """The first that is not published as the prompt has it. Beyond the reused tokens where too few of a block's tokens
+    are in common to copy it, or no block is free for the copy."""
+    block: BlockId | None = None
+    """The published block that the prompt leaves at that position."""
+    leader: SequenceId | None = None
+    """The sequence that computes the next block."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheReset:
     """What a reset did."""

@@ -27,12 +27,14 @@ from octavo.records import (
     Fork,
     Grant,
     HeldSequence,
+    HitEnd,
     IndexState,
     Inventory,
     Media,
     PoolAudit,
     PoolSpec,
     Prefilled,
+    PromptExplanation,
     Refusal,
     Registered,
     Registration,
@@ -40,8 +42,10 @@ from octavo.records import (
     SampleFinished,
     SamplingParams,
     Scope,
+    SequenceDescription,
     StepReport,
     Submission,
+    TableBlock,
     TableChange,
     Tokens,
     Truncation,
@@ -84,6 +88,13 @@ _STATE_TO_WIRE = {
     IndexState.FALLBACK: gateway_v1.INDEX_STATE_FALLBACK,
 }
 _STATE_FROM_WIRE = {value: state for state, value in _STATE_TO_WIRE.items()}
+_END_TO_WIRE = {
+    HitEnd.LAST_TOKEN: cache_manager_v1.HIT_END_LAST_TOKEN,
+    HitEnd.DIFFERS: cache_manager_v1.HIT_END_DIFFERS,
+    HitEnd.NOT_PUBLISHED: cache_manager_v1.HIT_END_NOT_PUBLISHED,
+    HitEnd.BEING_COMPUTED: cache_manager_v1.HIT_END_BEING_COMPUTED,
+}
+_END_FROM_WIRE = {value: end for end, value in _END_TO_WIRE.items()}
 
 
 # ---- flat u32 arrays -----------------------------------------------------------------------------------------
@@ -285,6 +296,70 @@ def audit_from_wire(message: cache_manager_v1.AuditReply) -> PoolAudit:
     )
 
 
+def description_to_wire(description: SequenceDescription) -> cache_manager_v1.DescribeSequenceReply:
+    return cache_manager_v1.DescribeSequenceReply(
+        epoch=description.epoch,
+        length=description.length,
+        room=description.room,
+        blocks=_pack_all(description.blocks),
+    )
+
+
+def description_from_wire(message: cache_manager_v1.DescribeSequenceReply) -> SequenceDescription:
+    words = unpack("describe.blocks", message.blocks)
+    if len(words) % 3:
+        raise InvalidRequest(f"describe.blocks: {len(words)} values, wanted triples")
+    triples = zip(words[::3], words[1::3], words[2::3], strict=True)
+    return SequenceDescription(
+        epoch=Epoch(message.epoch),
+        length=message.length,
+        room=message.room,
+        blocks=tuple(
+            TableBlock(BlockId(block), references, bool(published)) for block, references, published in triples
+        ),
+    )
+
+
+def prompt_to_explain_to_wire(
+    worker: WorkerId, tokens: Sequence[int], scope: Scope
+) -> cache_manager_v1.ExplainPromptRequest:
+    return cache_manager_v1.ExplainPromptRequest(
+        worker_id=worker,
+        tokens=pack(tokens),
+        salt=scope.salt,
+        adapter_digest=scope.adapter_digest,
+        media=_media_messages(scope),
+    )
+
+
+def prompt_to_explain_from_wire(message: cache_manager_v1.ExplainPromptRequest) -> tuple[WorkerId, "array[int]", Scope]:
+    return WorkerId(message.worker_id), unpack("explain.tokens", message.tokens), _scope_from_wire("explain", message)
+
+
+def explanation_to_wire(explanation: PromptExplanation) -> cache_manager_v1.PromptExplanation:
+    return cache_manager_v1.PromptExplanation(
+        epoch=explanation.epoch,
+        reused_tokens=explanation.reused_tokens,
+        end=_END_TO_WIRE[explanation.end],
+        position=explanation.position,
+        block=explanation.block,
+        leader=explanation.leader,
+    )
+
+
+def explanation_from_wire(message: cache_manager_v1.PromptExplanation) -> PromptExplanation:
+    if message.end not in _END_FROM_WIRE:
+        raise InvalidRequest(f"explain.end: {message.end}, wanted one of {sorted(_END_FROM_WIRE)}")
+    return PromptExplanation(
+        epoch=Epoch(message.epoch),
+        reused_tokens=message.reused_tokens,
+        end=_END_FROM_WIRE[message.end],
+        position=message.position,
+        block=BlockId(message.block) if message.HasField("block") else None,
+        leader=SequenceId(message.leader) if message.HasField("leader") else None,
+    )
+
+
 def reset_to_wire(reset: CacheReset) -> cache_manager_v1.ResetPrefixCacheReply:
     return cache_manager_v1.ResetPrefixCacheReply(
         cache_epoch=reset.cache_epoch, workers=reset.workers, blocks=reset.blocks
@@ -461,7 +536,9 @@ def _attaches_from_wire(field: str, messages: Collection[cache_manager_v1.Attach
     )
 
 
-def _scope_from_wire(path: str, message: cache_manager_v1.Attach | worker_v1.Submit) -> Scope:
+def _scope_from_wire(
+    path: str, message: cache_manager_v1.Attach | worker_v1.Submit | cache_manager_v1.ExplainPromptRequest
+) -> Scope:
     """The fields of a scope, which lie side by side in the messages that have one. `path` is what leads to them."""
     salt, adapter = message.salt, message.adapter_digest
     if not (salt or adapter or message.media):

@@ -11,7 +11,7 @@ from cache_manager.core.block_table import BlockTables
 from cache_manager.core.vocabulary import Vocabulary
 from octavo.errors import InvalidRequest, UnknownSequence
 from octavo.ids import SequenceId
-from octavo.records import Attach, Exchange, Media, PoolSpec
+from octavo.records import Attach, Exchange, Media, PoolSpec, Scope
 
 
 class Draft:
@@ -74,16 +74,9 @@ class Draft:
 
     def attach(self, attach: Attach) -> None:
         """There is a token to compute, the pool can hold them all, and media have their places among them."""
-        sequence, tokens = attach.sequence, attach.tokens
+        sequence = attach.sequence
         self._judge_new(sequence, exists=sequence in self._tables and sequence not in self._freed)
-        if not 0 < len(tokens) <= self._spec.capacity_tokens:
-            raise InvalidRequest(
-                f"tokens of sequence {sequence}: {len(tokens)} of them, "
-                f"from 1 to {self._spec.capacity_tokens} (capacity_tokens) can be held"
-            )
-        if not self._vocabulary.holds(tokens):
-            raise _stranger(sequence, tokens, self._vocabulary)
-        _judge_media(sequence, attach.scope.media, len(tokens))
+        judge_prompt(f"sequence {sequence}", attach.tokens, attach.scope, self._spec, self._vocabulary)
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Any count will do; too large a one is unmet."""
@@ -113,22 +106,33 @@ def judge_commit(sequence: SequenceId, tokens: Sequence[int], length: int, room:
     if end > room:
         raise InvalidRequest(f"tokens of sequence {sequence}: end at {end}, writable up to {room}")
     if not vocabulary.holds(tokens):
-        raise _stranger(sequence, tokens, vocabulary)
+        raise _stranger(f"sequence {sequence}", tokens, vocabulary)
     return end
 
 
-def _judge_media(sequence: SequenceId, media: Sequence[Media], end: int) -> None:
+def judge_prompt(whose: str, tokens: Sequence[int], scope: Scope, spec: PoolSpec, vocabulary: Vocabulary) -> None:
+    """There is a token to compute, the pool can hold them all, and media have their places among them."""
+    if not 0 < len(tokens) <= spec.capacity_tokens:
+        raise InvalidRequest(
+            f"tokens of {whose}: {len(tokens)} of them, from 1 to {spec.capacity_tokens} (capacity_tokens) can be held"
+        )
+    if not vocabulary.holds(tokens):
+        raise _stranger(whose, tokens, vocabulary)
+    _judge_media(whose, scope.media, len(tokens))
+
+
+def _judge_media(whose: str, media: Sequence[Media], end: int) -> None:
     """In order, each at a token of its own."""
     first = 0
     for item in media:
         if not first <= item.position < end:
-            raise InvalidRequest(f"media of sequence {sequence}: position {item.position}, wanted in [{first}, {end})")
+            raise InvalidRequest(f"media of {whose}: position {item.position}, wanted in [{first}, {end})")
         first = item.position + 1
 
 
-def _stranger(sequence: SequenceId, tokens: Sequence[int], vocabulary: Vocabulary) -> InvalidRequest:
+def _stranger(whose: str, tokens: Sequence[int], vocabulary: Vocabulary) -> InvalidRequest:
     wrong = vocabulary.first_stranger(tokens)
-    return InvalidRequest(f"tokens of sequence {sequence}: token id {wrong}, vocab_size is {vocabulary.size}")
+    return InvalidRequest(f"tokens of {whose}: token id {wrong}, vocab_size is {vocabulary.size}")
 
 
 def judge_count(sequence: SequenceId, count: int) -> None:

@@ -31,7 +31,8 @@ from cache_manager.core.auditor import Auditor
 from cache_manager.core.block_table import BlockTable
 from cache_manager.core.books import Books, empty_books
 from cache_manager.core.changes import Change, Evicted, Forgotten, LedgerStats, Published
-from cache_manager.core.draft import Draft, judge_commit, judge_count
+from cache_manager.core.draft import Draft, judge_commit, judge_count, judge_prompt
+from cache_manager.core.explain import Explainer
 from cache_manager.core.mirror_news import MirrorNews
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
 from cache_manager.core.prefix_index import NextHash
@@ -48,8 +49,11 @@ from octavo.records import (
     Grant,
     PoolAudit,
     PoolSpec,
+    PromptExplanation,
     Reservation,
     Scope,
+    SequenceDescription,
+    TableBlock,
     TableChange,
 )
 
@@ -87,7 +91,8 @@ class Ledger:
         self._vocabulary = books.vocabulary
         self._tables = books.tables
         self._flights = books.flights
-        self._partial_hits = PartialHits(self._pool, self._index, min_copy_tokens)
+        self._partial_hits = PartialHits(self._pool, self._index, spec.block_size, min_copy_tokens)
+        self._explainer = Explainer(epoch, self._index, self._flights, self._partial_hits)
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes: list[Change] = []
@@ -283,6 +288,28 @@ class Ledger:
         self._changes = [Forgotten()]
         return self._index.clear()
 
+    def describe(self, sequence: SequenceId) -> SequenceDescription:
+        """Where a sequence lives. Raises UnknownSequence."""
+        table = self._tables[sequence]
+        return SequenceDescription(
+            epoch=self.epoch,
+            length=table.length,
+            room=table.room,
+            blocks=tuple(
+                TableBlock(block, self._pool.references(block), self._pool.is_published(block))
+                for block in table.blocks
+            ),
+        )
+
+    def explain(self, tokens: Sequence[int], scope: Scope = PLAIN) -> PromptExplanation:
+        """What an attach of this prompt would find now, and why no more.
+
+        Raises:
+            InvalidRequest: no such prompt can be attached.
+        """
+        judge_prompt("the prompt", tokens, scope, self.spec, self._vocabulary)
+        return self._explainer.explain(self._root(scope), token_bytes(tokens), self.spec.block_size)
+
     def audit(self) -> PoolAudit:
         """Count the blocks, and say what is wrong with the books if anything is."""
         return PoolAudit(
@@ -330,7 +357,7 @@ class Ledger:
 
     def _copy_partial_hit(self, table: BlockTable, tokens: Sequence[int], raw: bytes) -> int:
         """Give a new table a copy of a block that begins like its next one. Returns the tokens that this covers."""
-        hit = self._partial_hits.find(table, raw)
+        hit = self._partial_hits.find(table.before(table.full_blocks), raw, table.full_blocks)
         if hit is None:
             return 0
         self._pool.share((hit.source,))  # a block was used; and what is copied must not be what is allocated

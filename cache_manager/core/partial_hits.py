@@ -12,7 +12,7 @@ makes the copy before any write of its next step.
 from dataclasses import dataclass
 
 from cache_manager.core.block_pool import BlockPool
-from cache_manager.core.block_table import BlockTable
+from cache_manager.core.branches import Parent
 from cache_manager.core.prefix_index import PrefixIndex
 from octavo.hashing import TOKEN_BYTES
 from octavo.ids import BlockId
@@ -35,24 +35,23 @@ class PartialHit:
 class PartialHits:
     """Finds what can be copied in one worker's books; changes nothing."""
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, min_copy_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, index: PrefixIndex, block_size: int, min_copy_tokens: int) -> None:
         """Fewer tokens than `min_copy_tokens` are not worth a copy; 0: nothing is."""
         self._pool = pool
         self._index = index
+        self._width = block_size * TOKEN_BYTES
         self._min_copy_tokens = min_copy_tokens
 
-    def find(self, table: BlockTable, prompt: bytes) -> PartialHit | None:
-        """What to copy behind a table that holds full blocks only, given all tokens of its prompt as they are hashed.
+    def find(self, parent: Parent, prompt: bytes, blocks: int) -> PartialHit | None:
+        """What to copy for the block after the first `blocks` of a prompt, the last of which is `parent`.
 
-        None when nothing begins alike for long enough, or when there is no block for the copy besides what is copied
-        from. The prompt's last token is never part of it, since it must be computed.
+        `prompt` is all of it, as it is hashed. None when nothing begins alike for long enough, or when there is no
+        block for the copy besides what would be copied from.
         """
-        width = table.block_size * TOKEN_BYTES
-        start = table.full_blocks * width
-        rest = prompt[start : min(start + width, len(prompt) - TOKEN_BYTES)]
+        rest = self.rest_of_block(prompt, blocks)
         if not 0 < self._min_copy_tokens <= len(rest) // TOKEN_BYTES:
             return None
-        closest = self._index.branches.closest(table.before(table.full_blocks), rest)
+        closest = self._index.branches.closest(parent, rest)
         if closest is None:
             return None
         source, tokens = closest
@@ -60,3 +59,8 @@ class PartialHits:
         if tokens < self._min_copy_tokens or self._pool.num_available <= in_free_list:
             return None
         return PartialHit(source, tokens)
+
+    def rest_of_block(self, prompt: bytes, blocks: int) -> bytes:
+        """The tokens of the block after the first `blocks`, without the prompt's last, which must be computed."""
+        start = blocks * self._width
+        return prompt[start : min(start + self._width, len(prompt) - TOKEN_BYTES)]

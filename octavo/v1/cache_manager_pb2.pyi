@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from octavo.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,36 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _HitEnd:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HitEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HitEnd.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HIT_END_UNSPECIFIED: _HitEnd.ValueType  # 0
+    HIT_END_LAST_TOKEN: _HitEnd.ValueType  # 1
+    """all but the last token is published: that one is always computed"""
+    HIT_END_DIFFERS: _HitEnd.ValueType  # 2
+    """what is published goes on with another token"""
+    HIT_END_NOT_PUBLISHED: _HitEnd.ValueType  # 3
+    """nothing is published there: never computed under these keys, evicted, or reset"""
+    HIT_END_BEING_COMPUTED: _HitEnd.ValueType  # 4
+    """another sequence computes the next block: the prompt would wait for it"""
+
+class HitEnd(_HitEnd, metaclass=_HitEndEnumTypeWrapper):
+    """Why a hit goes no further."""
+
+HIT_END_UNSPECIFIED: HitEnd.ValueType  # 0
+HIT_END_LAST_TOKEN: HitEnd.ValueType  # 1
+"""all but the last token is published: that one is always computed"""
+HIT_END_DIFFERS: HitEnd.ValueType  # 2
+"""what is published goes on with another token"""
+HIT_END_NOT_PUBLISHED: HitEnd.ValueType  # 3
+"""nothing is published there: never computed under these keys, evicted, or reset"""
+HIT_END_BEING_COMPUTED: HitEnd.ValueType  # 4
+"""another sequence computes the next block: the prompt would wait for it"""
+Global___HitEnd: _TypeAlias = HitEnd  # noqa: Y015
 
 @_typing.final
 class AttendRequest(_message.Message):
@@ -572,6 +603,140 @@ class AuditReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditReply: _TypeAlias = AuditReply  # noqa: Y015
+
+@_typing.final
+class DescribeSequenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSequenceRequest: _TypeAlias = DescribeSequenceRequest  # noqa: Y015
+
+@_typing.final
+class DescribeSequenceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    length: _builtins.int
+    """committed positions"""
+    room: _builtins.int
+    """end of the writable ones"""
+    blocks: _builtins.bytes
+    """u32 triples: block, tables that name it, 1 if it is published"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        length: _builtins.int = ...,
+        room: _builtins.int = ...,
+        blocks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "epoch", b"epoch", "length", b"length", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeSequenceReply: _TypeAlias = DescribeSequenceReply  # noqa: Y015
+
+@_typing.final
+class ExplainPromptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    tokens: _builtins.bytes
+    """u32"""
+    salt: _builtins.bytes
+    """with the rest as in Attach"""
+    adapter_digest: _builtins.bytes
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]: ...
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        tokens: _builtins.bytes = ...,
+        salt: _builtins.bytes = ...,
+        adapter_digest: _builtins.bytes = ...,
+        media: _abc.Iterable[_types_pb2.Media] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "salt", b"salt", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainPromptRequest: _TypeAlias = ExplainPromptRequest  # noqa: Y015
+
+@_typing.final
+class PromptExplanation(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REUSED_TOKENS_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    reused_tokens: _builtins.int
+    """what an attach would find now"""
+    end: Global___HitEnd.ValueType
+    position: _builtins.int
+    """the first that is not published as the prompt has it; beyond the reused tokens where"""
+    block: _builtins.int
+    """too few of a block's tokens are in common to copy it, or no block is free for the copy
+    the published block that the prompt leaves there
+    """
+    leader: _builtins.int
+    """the sequence that computes the next block"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        reused_tokens: _builtins.int = ...,
+        end: Global___HitEnd.ValueType = ...,
+        position: _builtins.int = ...,
+        block: _builtins.int | None = ...,
+        leader: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "_leader", b"_leader", "block", b"block", "leader", b"leader"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_block", b"_block", "_leader", b"_leader", "block", b"block", "end", b"end", "epoch", b"epoch", "leader", b"leader", "position", b"position", "reused_tokens", b"reused_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__block: _TypeAlias = _typing.Literal["block"]  # noqa: Y015
+    _WhichOneofArgType__block: _TypeAlias = _typing.Literal["_block", b"_block"]  # noqa: Y015
+    _WhichOneofReturnType__leader: _TypeAlias = _typing.Literal["leader"]  # noqa: Y015
+    _WhichOneofArgType__leader: _TypeAlias = _typing.Literal["_leader", b"_leader"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__block) -> _WhichOneofReturnType__block | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__leader) -> _WhichOneofReturnType__leader | None: ...
+
+Global___PromptExplanation: _TypeAlias = PromptExplanation  # noqa: Y015
 
 @_typing.final
 class ResetPrefixCacheRequest(_message.Message):

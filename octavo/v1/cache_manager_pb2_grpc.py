@@ -50,6 +50,16 @@ class CacheManagerStub:
                 request_serializer=octavo_dot_v1_dot_cache__manager__pb2.AuditRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_cache__manager__pb2.AuditReply.FromString,
                 _registered_method=True)
+        self.DescribeSequence = channel.unary_unary(
+                '/octavo.v1.CacheManager/DescribeSequence',
+                request_serializer=octavo_dot_v1_dot_cache__manager__pb2.DescribeSequenceRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_cache__manager__pb2.DescribeSequenceReply.FromString,
+                _registered_method=True)
+        self.ExplainPrompt = channel.unary_unary(
+                '/octavo.v1.CacheManager/ExplainPrompt',
+                request_serializer=octavo_dot_v1_dot_cache__manager__pb2.ExplainPromptRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_cache__manager__pb2.PromptExplanation.FromString,
+                _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
                 '/octavo.v1.CacheManager/ResetPrefixCache',
                 request_serializer=octavo_dot_v1_dot_cache__manager__pb2.ResetPrefixCacheRequest.SerializeToString,
@@ -84,6 +94,20 @@ class CacheManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeSequence(self, request, context):
+        """Where one of a worker's sequences lives. For operators and tests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainPrompt(self, request, context):
+        """What a worker has of a prompt, and why no more; nothing is attached, and no order of eviction changes. For operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetPrefixCache(self, request, context):
         """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
         free when they release it, and whoever comes from now on computes anew. For operators.
@@ -109,6 +133,16 @@ def add_CacheManagerServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=octavo_dot_v1_dot_cache__manager__pb2.AuditRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_cache__manager__pb2.AuditReply.SerializeToString,
+            ),
+            'DescribeSequence': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeSequence,
+                    request_deserializer=octavo_dot_v1_dot_cache__manager__pb2.DescribeSequenceRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_cache__manager__pb2.DescribeSequenceReply.SerializeToString,
+            ),
+            'ExplainPrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainPrompt,
+                    request_deserializer=octavo_dot_v1_dot_cache__manager__pb2.ExplainPromptRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_cache__manager__pb2.PromptExplanation.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
@@ -198,6 +232,60 @@ class CacheManager:
             '/octavo.v1.CacheManager/Audit',
             octavo_dot_v1_dot_cache__manager__pb2.AuditRequest.SerializeToString,
             octavo_dot_v1_dot_cache__manager__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeSequence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.CacheManager/DescribeSequence',
+            octavo_dot_v1_dot_cache__manager__pb2.DescribeSequenceRequest.SerializeToString,
+            octavo_dot_v1_dot_cache__manager__pb2.DescribeSequenceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainPrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.CacheManager/ExplainPrompt',
+            octavo_dot_v1_dot_cache__manager__pb2.ExplainPromptRequest.SerializeToString,
+            octavo_dot_v1_dot_cache__manager__pb2.PromptExplanation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class CacheManagerStub:
     """Every worker at once, then what changes."""
     Audit: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.AuditRequest, _cache_manager_pb2.AuditReply]
     """Recompute a worker's books from its tables and compare. For operators and tests."""
+    DescribeSequence: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.DescribeSequenceRequest, _cache_manager_pb2.DescribeSequenceReply]
+    """Where one of a worker's sequences lives. For operators and tests."""
+    ExplainPrompt: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ExplainPromptRequest, _cache_manager_pb2.PromptExplanation]
+    """What a worker has of a prompt, and why no more; nothing is attached, and no order of eviction changes. For operators."""
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ResetPrefixCacheRequest, _cache_manager_pb2.ResetPrefixCacheReply]
     """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
     free when they release it, and whoever comes from now on computes anew. For operators.
@@ -61,6 +65,10 @@ class CacheManagerAsyncStub(CacheManagerStub):
     """Every worker at once, then what changes."""
     Audit: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.AuditRequest, _cache_manager_pb2.AuditReply]  # type: ignore[assignment]
     """Recompute a worker's books from its tables and compare. For operators and tests."""
+    DescribeSequence: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.DescribeSequenceRequest, _cache_manager_pb2.DescribeSequenceReply]  # type: ignore[assignment]
+    """Where one of a worker's sequences lives. For operators and tests."""
+    ExplainPrompt: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ExplainPromptRequest, _cache_manager_pb2.PromptExplanation]  # type: ignore[assignment]
+    """What a worker has of a prompt, and why no more; nothing is attached, and no order of eviction changes. For operators."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ResetPrefixCacheRequest, _cache_manager_pb2.ResetPrefixCacheReply]  # type: ignore[assignment]
     """Forget everything that is published, at once, while requests run: they end as they would have, what they hold is
     free when they release it, and whoever comes from now on computes anew. For operators.
@@ -95,6 +103,22 @@ class CacheManagerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_manager_pb2.AuditReply, _abc.Awaitable[_cache_manager_pb2.AuditReply]]:
         """Recompute a worker's books from its tables and compare. For operators and tests."""
+
+    @_abc_1.abstractmethod
+    def DescribeSequence(
+        self,
+        request: _cache_manager_pb2.DescribeSequenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_manager_pb2.DescribeSequenceReply, _abc.Awaitable[_cache_manager_pb2.DescribeSequenceReply]]:
+        """Where one of a worker's sequences lives. For operators and tests."""
+
+    @_abc_1.abstractmethod
+    def ExplainPrompt(
+        self,
+        request: _cache_manager_pb2.ExplainPromptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_manager_pb2.PromptExplanation, _abc.Awaitable[_cache_manager_pb2.PromptExplanation]]:
+        """What a worker has of a prompt, and why no more; nothing is attached, and no order of eviction changes. For operators."""
 
     @_abc_1.abstractmethod
     def ResetPrefixCache(

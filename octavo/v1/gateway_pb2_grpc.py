@@ -45,6 +45,11 @@ class InferenceStub:
                 request_serializer=octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_gateway__pb2.ListModelsReply.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/octavo.v1.Inference/Explain',
+                request_serializer=octavo_dot_v1_dot_gateway__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_gateway__pb2.ExplainReply.FromString,
+                _registered_method=True)
         self.GetFleet = channel.unary_unary(
                 '/octavo.v1.Inference/GetFleet',
                 request_serializer=octavo_dot_v1_dot_gateway__pb2.GetFleetRequest.SerializeToString,
@@ -70,6 +75,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What the workers have of a prompt, and why no more. Nothing runs, and nothing changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetFleet(self, request, context):
         """The fleet as this gateway sees it.
         """
@@ -89,6 +101,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_gateway__pb2.ListModelsReply.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=octavo_dot_v1_dot_gateway__pb2.ExplainRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_gateway__pb2.ExplainReply.SerializeToString,
             ),
             'GetFleet': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFleet,
@@ -151,6 +168,33 @@ class Inference:
             '/octavo.v1.Inference/ListModels',
             octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
             octavo_dot_v1_dot_gateway__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Inference/Explain',
+            octavo_dot_v1_dot_gateway__pb2.ExplainRequest.SerializeToString,
+            octavo_dot_v1_dot_gateway__pb2.ExplainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class InferenceStub:
     """Started, then deltas and one `finished` per sample, then usage."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsReply]
     """The models that some worker serves now."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainReply]
+    """What the workers have of a prompt, and why no more. Nothing runs, and nothing changes."""
     GetFleet: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.GetFleetRequest, _gateway_pb2.GetFleetReply]
     """The fleet as this gateway sees it."""
 
@@ -49,6 +51,8 @@ class InferenceAsyncStub(InferenceStub):
     """Started, then deltas and one `finished` per sample, then usage."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that some worker serves now."""
+    Explain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainReply]  # type: ignore[assignment]
+    """What the workers have of a prompt, and why no more. Nothing runs, and nothing changes."""
     GetFleet: _aio.UnaryUnaryMultiCallable[_gateway_pb2.GetFleetRequest, _gateway_pb2.GetFleetReply]  # type: ignore[assignment]
     """The fleet as this gateway sees it."""
 
@@ -70,6 +74,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.ListModelsReply, _abc.Awaitable[_gateway_pb2.ListModelsReply]]:
         """The models that some worker serves now."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _gateway_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ExplainReply, _abc.Awaitable[_gateway_pb2.ExplainReply]]:
+        """What the workers have of a prompt, and why no more. Nothing runs, and nothing changes."""
 
     @_abc_1.abstractmethod
     def GetFleet(

@@ -165,6 +165,35 @@ CASES: dict[str, Case] = {
         wire.reset_to_wire,
         wire.reset_from_wire,
     ),
+    "description": (
+        record(
+            records.SequenceDescription,
+            epoch=u64,
+            length=u32,
+            room=u32,
+            blocks=several(st.builds(records.TableBlock, u32, u32, st.booleans())),
+        ),
+        wire.description_to_wire,
+        wire.description_from_wire,
+    ),
+    "explanation": (
+        record(
+            records.PromptExplanation,
+            epoch=u64,
+            reused_tokens=u32,
+            end=st.sampled_from(records.HitEnd),
+            position=u32,
+            block=st.none() | u32,
+            leader=st.none() | u32,
+        ),
+        wire.explanation_to_wire,
+        wire.explanation_from_wire,
+    ),
+    "prompt_to_explain": (
+        st.tuples(names, some_tokens, scopes),
+        lambda asked: wire.prompt_to_explain_to_wire(*asked),
+        wire.prompt_to_explain_from_wire,
+    ),
     "registration": (
         record(
             records.Registration,
@@ -327,6 +356,13 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), table=BYTES), "inventory.sequences.table: 5 bytes"),
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), ahead=BYTES), "inventory.sequences.ahead: 5 bytes"),
     (records_of_four, manager_v1.Inventory(published=BYTES), "inventory.published: 5 bytes, wanted a multiple of 56"),
+    (wire.prompt_to_explain_from_wire, manager_v1.ExplainPromptRequest(tokens=BYTES), "explain.tokens: 5 bytes"),
+    (
+        wire.description_from_wire,
+        manager_v1.DescribeSequenceReply(blocks=wire.pack([1, 2])),
+        "describe.blocks: 2 values",
+    ),
+    (wire.explanation_from_wire, manager_v1.PromptExplanation(), "explain.end: 0, wanted one of"),
     (wire.submission_from_wire, worker_v1.Submit(prompt=BYTES), "submit.prompt: 5 bytes"),
     (
         wire.submission_from_wire,

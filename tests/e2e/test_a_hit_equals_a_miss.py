@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from octavo.v1 import worker_pb2
+from octavo.v1 import gateway_pb2, worker_pb2
 from tests.support.cluster import BLOCK, Client, greedy, prose, request_of, smollm2, tokenizer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
@@ -70,8 +70,13 @@ async def test_a_prompt_that_leaves_a_remembered_one_inside_a_block_is_reused_to
     remembered = prose(1900, 5 * BLOCK)
     leaves = remembered[: 3 * BLOCK + 10] + prose(100, 9)
 
-    await client.ask(remembered, max_tokens=1)
+    first = await client.ask(remembered, max_tokens=1)
+    told = await client.gateway.Explain(gateway_pb2.ExplainRequest(request=request_of(leaves)), timeout=10)
     answer = await client.ask(leaves, max_tokens=16)
+
+    found = {worker.worker_id: worker.cache for worker in told.workers}
+    assert found[first.usage.worker_id].reused_tokens == found[first.usage.worker_id].position == 3 * BLOCK + 10
+    assert (len(found), told.prompt_tokens) == (2, len(leaves))
 
     assert answer.started.predicted_cached_tokens == 3 * BLOCK
     assert answer.usage.cached_tokens == 3 * BLOCK + 10

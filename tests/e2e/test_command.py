@@ -115,6 +115,8 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
         table = await run("stats", "--address", address)
         numbers = await run("stats", "--address", address, "--json")
         unknown = await run("chat", "--address", address, "--model", "gpt-17", "Hello?")
+        explained = await run("explain", "--address", address, FRANCE)
+        audited = await run("audit", "--cache-manager", manager)
         forgot = await run("reset", "--cache-manager", manager)
         stranger = await run("reset", "--cache-manager", manager, "--worker", "nobody")
         os.kill(next(pid for pid in pids if "redis" in command_of(pid)), signal.SIGKILL)
@@ -135,6 +137,10 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
     assert re.search(r"Paris(.|\n)*Rome", talked[1])
     assert code_when_interrupted == 130
     assert "Traceback" not in said_when_interrupted
+    assert explained[0] == 0
+    assert re.search(r"worker-0: \d+ of \d+ tokens would be reused\. ", explained[1])
+    assert audited[0] == 0
+    assert "worker-0: the books balance." in audited[1]
     assert table[0] == 0
     assert "worker-0" in table[1]
     [worker] = json.loads(numbers[1])["workers"]
@@ -194,7 +200,7 @@ async def test_a_port_that_cannot_be_is_a_mistake_on_the_command_line(port: str)
     assert "argument --port: " in said
 
 
-@pytest.mark.parametrize("arguments", [("chat", "Hello?"), ("stats",)])
+@pytest.mark.parametrize("arguments", [("chat", "Hello?"), ("explain", "Hello?"), ("stats",)])
 async def test_where_nobody_answers_one_line_says_so(arguments: tuple[str, ...]) -> None:
     code, said = await run(*arguments, "--address", NOBODY)
 

@@ -12,6 +12,7 @@ import grpc
 from gateway.catalogue import ServedModel
 from gateway.client import Client
 from gateway.dispatcher import Bounds, Dispatcher
+from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
 from gateway.servicer import InferenceServicer
 from gateway.tenancy import Tenancy
@@ -71,9 +72,15 @@ async def gateway(
     )
     server = grpc.aio.server(interceptors=[StatusInterceptor()], options=SERVER_OPTIONS)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    async with Workers() as workers, open_channel(address) as channel, Client(address) as client:
+    async with (
+        Workers() as workers,
+        PromptExplainer([fleet.manager.address]) as explainer,
+        open_channel(address) as channel,
+        Client(address) as client,
+    ):
         dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
-        gateway_v1_grpc.add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy or Tenancy()), server)
+        servicer = InferenceServicer(dispatcher, tenancy or Tenancy(), explainer)
+        gateway_v1_grpc.add_InferenceServicer_to_server(servicer, server)
         await server.start()
         news = News()
         running = Gateway(dispatcher, client, channel, gateway_v1_grpc.InferenceStub(channel), news, address)

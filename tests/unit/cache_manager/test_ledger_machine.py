@@ -17,7 +17,7 @@ from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes
-from octavo.records import Scope
+from octavo.records import HitEnd, Scope
 from tests.support.books import EPOCH, exchange, idle, pool_spec, state_of
 
 SALTS = st.sampled_from([b"", b"tenant"])
@@ -189,7 +189,10 @@ class LedgerMachine(RuleBasedStateMachine):
         tokens = tokens[: self.spec.capacity_tokens]
         sequence = self.new_id()
         before = state_of(self.ledger)
+        explained = self.ledger.explain(tokens, Scope(salt=salt))
+        assert state_of(self.ledger) == before
         answer = self.ledger.attach(sequence, tokens, Scope(salt=salt))
+        self.check_explanation(explained, answer, tokens)
         if isinstance(answer, WaitFor):
             after = state_of(self.ledger)
             assert all(after[kept] == before[kept] for kept in ("_pool", "_tables", "_untold", "_copies", "_changes"))
@@ -282,6 +285,14 @@ class LedgerMachine(RuleBasedStateMachine):
         while reused + self.size < len(tokens) and (salt, tuple(tokens[: reused + self.size])) in self.published:
             reused += self.size
         return reused
+
+    def check_explanation(self, explained, answer, tokens):
+        """What was foretold has happened, and why."""
+        if isinstance(answer, WaitFor):
+            assert (explained.end, explained.leader) == (HitEnd.BEING_COMPUTED, answer.leader)
+        else:
+            assert explained.reused_tokens == answer <= explained.position < len(tokens)
+            assert (explained.end is HitEnd.LAST_TOKEN) == (explained.position == len(tokens) - 1)
 
     def possible_reuse(self, salt, tokens):
         """The tokens that an attach that has just happened may have reused."""

@@ -1,0 +1,50 @@
+"""Why a prompt finds what it finds: what an attach would answer now, and where and why the hit would end.
+
+Reads the books and changes nothing: no order of eviction, no figure.
+"""
+
+from cache_manager.core.partial_hits import PartialHits
+from cache_manager.core.prefix_index import Parent, PrefixIndex
+from cache_manager.core.single_flight import SingleFlight
+from octavo.hashing import TOKEN_BYTES, hit_candidates
+from octavo.ids import BlockHash, Epoch
+from octavo.records import HitEnd, PromptExplanation
+
+
+class Explainer:
+    """Looks prompts up in one worker's books."""
+
+    def __init__(self, epoch: Epoch, index: PrefixIndex, flights: SingleFlight, partial_hits: PartialHits) -> None:
+        self._epoch = epoch
+        self._index = index
+        self._flights = flights
+        self._partial_hits = partial_hits
+
+    def explain(self, root: BlockHash, prompt: bytes, block_size: int) -> PromptExplanation:
+        """What the books hold of a prompt of at least one token, as it is hashed, whose chain begins at `root`."""
+        limit = hit_candidates(len(prompt) // TOKEN_BYTES, block_size)
+        hits, missing = self._index.longest_prefix(root, prompt, limit)
+        leader = self._flights.leader(missing) if missing is not None and len(hits) < limit else None
+        if leader is not None:
+            reused = len(hits) * block_size
+            return PromptExplanation(
+                epoch=self._epoch, reused_tokens=reused, end=HitEnd.BEING_COMPUTED, position=reused, leader=leader
+            )
+        return self._turned_away(hits[-1] if hits else root, prompt, len(hits), block_size)
+
+    def _turned_away(self, parent: Parent, prompt: bytes, blocks: int, block_size: int) -> PromptExplanation:
+        """The same, where nobody computes the block after the first `blocks`, the last of which is `parent`."""
+        copied = self._partial_hits.find(parent, prompt, blocks)
+        rest = self._partial_hits.rest_of_block(prompt, blocks)
+        block, common = self._index.branches.closest(parent, rest) or (None, 0)
+        if common == len(rest) // TOKEN_BYTES:
+            end = HitEnd.LAST_TOKEN
+        else:
+            end = HitEnd.NOT_PUBLISHED if block is None else HitEnd.DIFFERS
+        return PromptExplanation(
+            epoch=self._epoch,
+            reused_tokens=blocks * block_size + (0 if copied is None else copied.tokens),
+            end=end,
+            position=blocks * block_size + common,
+            block=block if end is HitEnd.DIFFERS else None,
+        )

@@ -1,0 +1,54 @@
+"""`octavo audit`: have cache managers recompute the books of their workers, and say whether they balance."""
+
+from collections.abc import Sequence
+
+import grpc
+
+from octavo.commands.console import CommandFailed, out
+from octavo.records import PoolAudit
+from octavo.service import CHANNEL_OPTIONS
+from octavo.status import translated
+from octavo.v1 import cache_manager_pb2, cache_manager_pb2_grpc
+from octavo.wire import audit_from_wire
+
+_TIMEOUT_SECONDS = 60.0
+"""A pool of a million blocks takes seconds."""
+
+
+def audit(addresses: Sequence[str]) -> None:
+    """Print a line for each worker of these cache managers.
+
+    Raises:
+        CommandFailed: a cache manager does not answer, or the books of a worker do not balance.
+    """
+    wrong: list[str] = []
+    for address in addresses:
+        for worker, found in _audits(address):
+            out.print(f"{worker}: {_in_words(found)}")
+            if found.violation:
+                wrong.append(worker)
+    if wrong:
+        raise CommandFailed(f"books that do not balance: {', '.join(wrong)}")
+
+
+def _audits(address: str) -> list[tuple[str, PoolAudit]]:
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        manager = cache_manager_pb2_grpc.CacheManagerStub(channel)
+        try:
+            with translated():
+                updates = manager.WatchFleet(cache_manager_pb2.WatchFleetRequest(), timeout=_TIMEOUT_SECONDS)
+                workers = sorted(worker.worker_id for worker in next(updates).workers)
+                updates.cancel()
+                requests = [cache_manager_pb2.AuditRequest(worker_id=worker) for worker in workers]
+                replies = [manager.Audit(request, timeout=_TIMEOUT_SECONDS) for request in requests]
+        except grpc.RpcError as error:
+            raise CommandFailed(f"no cache manager answers at {address}") from error
+        return [(worker, audit_from_wire(reply)) for worker, reply in zip(workers, replies, strict=True)]
+
+
+def _in_words(found: PoolAudit) -> str:
+    verdict = f"WRONG: {found.violation}" if found.violation else "the books balance"
+    return (
+        f"{verdict}. {found.num_blocks:,} blocks: {found.held_blocks:,} held by {found.sequences:,} sequences, "
+        f"{found.cached_blocks:,} cached, {found.free_blocks:,} free."
+    )
