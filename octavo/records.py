@@ -217,6 +217,8 @@ class Attach:
     scope: Scope = PLAIN
     tenant: TenantTag = NOBODY
     """On whose account its blocks are kept."""
+    retain_seconds: int = 0
+    """For so long after its end its blocks are to be retained, as far as the tenant's quota reaches."""
 
 
 class Reservation(NamedTuple):

@@ -2,18 +2,18 @@
 
 Invariants:
 - A block's reference count is the number of block tables that name it.
-- The free list holds exactly the blocks with no reference, each once.
-- In the free list the blocks that hold nothing published come first, then the published ones, the longest unused
-  ahead. Unpublished blocks return to the front and published ones to the back, so this needs no sorting.
+- A block without a reference is either blank, nothing being published in it, or stands in the eviction order
+  (eviction.py), and each once.
+- Blank blocks are taken before any published one is evicted, the last that became blank first.
 
-The free list *is* the eviction order: a published block without an owner stays findable until its turn comes, so
-taking a free block and evicting an old one are the same step, in constant time. The links are two plain lists; block
-objects cost as much and make the garbage collector stop for 0.1 s at a million blocks.
+A published block without an owner stays findable until its turn comes, so taking a free block and evicting an old one
+are the same step, in constant time.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
 
+from cache_manager.core.accounts import NO_ALLOWANCES, Account, Accounts, Allowances
+from cache_manager.core.eviction import ONCE, UNPUBLISHED, EvictionOrder
 from octavo.errors import PoolExhausted
 from octavo.ids import BlockId
 
@@ -21,20 +21,19 @@ from octavo.ids import BlockId
 class BlockPool:
     """Allocates, shares and releases blocks, many in one call. Knows nothing of sequences or hashes."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self._end = BlockId(num_blocks)
-        """The list is a ring; this place in it, which is no block, stands between its back and its front."""
-        self._next = cast(list[BlockId], [*range(1, num_blocks + 1), 0])
-        self._previous = cast(list[BlockId], [num_blocks, *range(num_blocks)])
+    def __init__(self, num_blocks: int, allowances: Allowances = NO_ALLOWANCES) -> None:
+        self._num_blocks = num_blocks
+        self._blank = dict.fromkeys(map(BlockId, reversed(range(num_blocks))))
         self._references = [0] * num_blocks
-        self._published = [False] * num_blocks
         self._num_held = 0
-        self._num_cached = 0
+        self.accounts = Accounts(allowances)
+        self.order = EvictionOrder(num_blocks, self.accounts)
+        self._state = self.order.state
 
     @property
     def num_blocks(self) -> int:
         """All blocks."""
-        return self._end
+        return self._num_blocks
 
     @property
     def num_held(self) -> int:
@@ -44,17 +43,17 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Published blocks without a reference: evictable."""
-        return self._num_cached
+        return self._num_blocks - self._num_held - len(self._blank)
 
     @property
     def num_free(self) -> int:
         """Blocks with no reference and nothing published in them."""
-        return self._end - self._num_held - self._num_cached
+        return len(self._blank)
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can give, evictable ones included."""
-        return self._end - self._num_held
+        return self._num_blocks - self._num_held
 
     def references(self, block: BlockId) -> int:
         """How many tables name the block."""
@@ -62,37 +61,31 @@ class BlockPool:
 
     def is_published(self, block: BlockId) -> bool:
         """Whether the block was published since it was allocated."""
-        return self._published[block]
+        return self._state[block] != UNPUBLISHED
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Take the first free blocks. Whatever was published in them is lost: the caller takes it out of the index.
+        """Take blocks without a reference. What was published in them is lost: the caller takes it out of the index.
 
         Raises:
             PoolExhausted: fewer than `count` have no reference; none was taken.
         """
-        if count > self.num_available:
+        if count > self._num_blocks - self._num_held:
             raise PoolExhausted(f"wanted {count} blocks, {self.num_available} available")
-        following, references, published = self._next, self._references, self._published
-        blocks: list[BlockId] = []
-        place = self._end
-        for _ in range(count):
-            place = following[place]
-            blocks.append(place)
-            references[place] = 1
-            if published[place]:
-                published[place] = False
-                self._num_cached -= 1
-        self._join(self._end, following[place])
+        references, blank = self._references, self._blank
+        blocks = [blank.popitem()[0] for _ in range(min(count, len(blank)))] if blank else []
+        if len(blocks) < count:
+            blocks += self.order.evict(count - len(blocks))
+        for block in blocks:
+            references[block] = 1
         self._num_held += count
         return blocks
 
     def claim(self, blocks: Sequence[BlockId]) -> None:
         """Take these very blocks, in which nothing is published: books that are opened again know who has which."""
-        following, previous, references = self._next, self._previous, self._references
+        blank, references = self._blank, self._references
         for block in blocks:
-            assert references[block] == 0, f"block {block} is taken"
-            assert not self._published[block], f"block {block} is published"
-            self._join(previous[block], following[block])
+            assert block in blank, f"block {block} is not blank"
+            del blank[block]
             references[block] = 1
         self._num_held += len(blocks)
 
@@ -101,50 +94,47 @@ class BlockPool:
         references = self._references
         revived = [block for block in blocks if not references[block]]
         for block in revived:
-            assert self._published[block], f"block {block} is free: nobody may share it"
-            self._join(self._previous[block], self._next[block])
+            assert self._state[block], f"block {block} is free: nobody may share it"
+        self.order.remove(revived)
         for block in blocks:
             references[block] += 1
         self._num_held += len(revived)
-        self._num_cached -= len(revived)
 
     def release(self, blocks: Iterable[BlockId]) -> None:
-        """Take a reference away from each block. Without one, it returns to the free list.
-
-        Published ones are evicted in the order in which they are given here.
-        """
-        references, published = self._references, self._published
-        kept: list[BlockId] = []
+        """Take a reference away from each of these blocks of one chain, its tail first."""
+        references, state = self._references, self._state
         unpublished: list[BlockId] = []
+        once: list[BlockId] = []
+        proven: list[BlockId] = []
+        by_state = (unpublished, once, proven)
         for block in blocks:
             left = references[block] - 1
             assert left >= 0, f"block {block} is released without a reference"
             references[block] = left
             if not left:
-                (kept if published[block] else unpublished).append(block)
-        self._link(kept, after=self._previous[self._end])
-        self._link(reversed(unpublished), after=self._end)
-        self._num_held -= len(kept) + len(unpublished)
-        self._num_cached += len(kept)
+                by_state[state[block]].append(block)
+        self.order.add(once, proven)
+        self._blank.update(dict.fromkeys(unpublished))
+        self._num_held -= len(unpublished) + len(once) + len(proven)
 
-    def publish(self, blocks: Iterable[BlockId]) -> None:
-        """Note that these blocks can be found: worth keeping when their last owner leaves."""
-        references, published = self._references, self._published
+    def publish(self, blocks: Sequence[BlockId], account: Account | None = None) -> None:
+        """Note that these blocks can be found, and are on that account: worth keeping when their last owner leaves."""
+        references, state = self._references, self._state
         for block in blocks:
             assert references[block] > 0, f"block {block} is published without an owner"
-            published[block] = True
+            state[block] = ONCE
+        self.order.publish(blocks, account or self.accounts.others)
 
     def unpublish_all(self) -> None:
-        """Nothing can be found any more: what has no reference is free, what has one will be when it is released."""
-        self._published = [False] * self._end
-        self._num_cached = 0
+        """Nothing can be found any more: what has no reference is blank, what has one will be when it is released."""
+        evictable = self.order.blocks()
+        self.order.clear()
+        self._blank = dict.fromkeys([*reversed(evictable), *self._blank])
 
     def free_list(self) -> Iterator[BlockId]:
-        """The blocks without a reference, the next to be allocated first."""
-        block = self._next[self._end]
-        while block != self._end:
-            yield block
-            block = self._next[block]
+        """The blocks without a reference, the next to be allocated first, if nothing happens in between."""
+        yield from reversed(self._blank)
+        yield from self.order.blocks()
 
     def check(self) -> None:
         """Assert the invariants that need no tables."""
@@ -156,39 +146,10 @@ class BlockPool:
         for block, (counted, found) in enumerate(zip(self._references, references, strict=True)):
             if counted != found:
                 yield f"block {block} has {counted} references, {found} tables name it"
-        ring = self._walk()
-        expected = {block for block, count in enumerate(self._references) if count == 0}
-        if len(ring) != len(expected) or set(ring) != expected:
-            yield f"the free list holds {len(ring)} blocks, {len(expected)} have no reference"
-        kept = [self._published[block] for block in ring]
-        if kept != sorted(kept):
-            yield "a published block stands before an unpublished one in the free list"
-        if self._num_held != self._end - len(expected):
-            yield f"{self._num_held} blocks count as held, {self._end - len(expected)} are"
-        if self._num_cached != sum(kept):
-            yield f"{self._num_cached} blocks count as cached, {sum(kept)} are"
-
-    def _walk(self) -> list[int]:
-        """The free list as far as its links agree with one another."""
-        ring: list[int] = []
-        at = self._end
-        while len(ring) <= self._end and self._previous[self._next[at]] == at:
-            at = self._next[at]
-            if at == self._end:
-                break
-            ring.append(at)
-        return ring
-
-    def _link(self, blocks: Iterable[BlockId], *, after: BlockId) -> None:
-        """Put blocks into the free list, in this order, behind one place of it."""
-        following, previous = self._next, self._previous
-        behind = following[after]
-        place = after
-        for block in blocks:
-            following[place] = block
-            previous[block] = place
-            place = block
-        self._join(place, behind)
-
-    def _join(self, before: BlockId, after: BlockId) -> None:
-        self._next[before], self._previous[after] = after, before
+        unheld = [BlockId(block) for block, count in enumerate(self._references) if count == 0]
+        blank = [block for block in unheld if not self._state[block]]
+        if sorted(self._blank) != blank:
+            yield f"{len(self._blank)} blocks count as blank, {len(blank)} are"
+        if self._num_held != self._num_blocks - len(unheld):
+            yield f"{self._num_held} blocks count as held, {self._num_blocks - len(unheld)} are"
+        yield from self.order.violations([block for block in unheld if self._state[block]])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from octavo.errors import UnknownSequence
 from octavo.hashing import TOKEN_BYTES, token_bytes
-from octavo.ids import BlockHash, BlockId, SequenceId
+from octavo.ids import NOBODY, BlockHash, BlockId, SequenceId, TenantTag
 
 
 def blocks_needed(positions: int, block_size: int) -> int:
@@ -37,6 +37,12 @@ class BlockTable:
     """Leading blocks that are in the prefix index."""
     forgotten: bool = False
     """It was there before the last reset: nothing of it is published, now or later."""
+    aliased: int = 0
+    """Leading blocks that it was forked with."""
+    tenant: TenantTag = NOBODY
+    """On whose account it publishes."""
+    retain_seconds: int = 0
+    """For so long after its end its published blocks are to be retained."""
 
     @property
     def length(self) -> int:
@@ -78,6 +84,9 @@ class BlockTable:
             room=self.length,
             published=self.published,
             forgotten=self.forgotten,
+            aliased=used,
+            tenant=self.tenant,
+            retain_seconds=self.retain_seconds,
         )
 
     def forget(self) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from cache_manager.core.block_pool import BlockPool
 from cache_manager.core.block_table import BlockTables
+from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
 from cache_manager.core.prefix_index import NextHash, PrefixIndex
+from cache_manager.core.rehearsal import Rehearsal
 from cache_manager.core.single_flight import SingleFlight
 from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
 from octavo.errors import InvalidRequest
@@ -20,7 +22,7 @@ MAX_BLOCKS = 1 << 22
 MAX_BLOCK_SIZE = 1 << 12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
     """Of one pool."""
 
@@ -28,10 +30,11 @@ class Books:
     index: PrefixIndex
     tables: BlockTables
     flights: SingleFlight
+    rehearsal: Rehearsal
     vocabulary: Vocabulary
 
 
-def empty_books(spec: PoolSpec, next_hash: NextHash) -> Books:
+def empty_books(spec: PoolSpec, next_hash: NextHash, eviction: EvictionPolicy = SEGMENTED) -> Books:
     """Those of a pool in which nothing is.
 
     Raises:
@@ -41,7 +44,14 @@ def empty_books(spec: PoolSpec, next_hash: NextHash) -> Books:
     _require_within("block_size", spec.block_size, MAX_BLOCK_SIZE)
     _require_within("vocab_size", spec.vocab_size, MAX_VOCAB_SIZE)
     index = PrefixIndex(spec.num_blocks, spec.block_size, next_hash)
-    return Books(BlockPool(spec.num_blocks), index, BlockTables(), SingleFlight(index), Vocabulary(spec.vocab_size))
+    return Books(
+        pool=BlockPool(spec.num_blocks, eviction.allowances),
+        index=index,
+        tables=BlockTables(),
+        flights=SingleFlight(index),
+        rehearsal=Rehearsal(spec.num_blocks, eviction.ratios),
+        vocabulary=Vocabulary(spec.vocab_size),
+    )
 
 
 def _require_within(field: str, value: int, most: int) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from cache_manager.core.accounts import Account
 from cache_manager.core.auditor import Auditor
 from cache_manager.core.block_table import BlockTable
 from cache_manager.core.books import Books, empty_books
@@ -93,6 +94,7 @@ class Ledger:
         self._flights = books.flights
         self._partial_hits = PartialHits(self._pool, self._index, spec.block_size, min_copy_tokens)
         self._explainer = Explainer(epoch, self._index, self._flights, self._partial_hits)
+        self._rehearsal = books.rehearsal
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes: list[Change] = []
@@ -155,12 +157,17 @@ class Ledger:
             if rest := ahead.get(sequence):
                 self._flights.resume(sequence, token_bytes(table.tokens) + token_bytes(rest), table)
 
+    def tell_time(self, now: float) -> None:
+        """It is `now`, in seconds, and not earlier than before. What follows happens then."""
+        self._pool.order.tell_time(now)
+
     def attach(
         self,
         sequence: SequenceId,
         tokens: Sequence[int],
         scope: Scope = PLAIN,
         tenant: TenantTag = NOBODY,
+        retain_seconds: int = 0,
     ) -> int | WaitFor:
         """Create a sequence on the longest published prefix of its tokens.
 
@@ -172,7 +179,7 @@ class Ledger:
             InvalidRequest: the id is taken, there are no tokens or more than the pool can hold, one is no token, or its
                 media are not in order within it.
         """
-        attach = Attach(sequence, tokens, scope, tenant)
+        attach = Attach(sequence, tokens, scope, tenant, retain_seconds)
         self._draft().attach(attach)
         return self._attach(attach)
 
@@ -284,6 +291,7 @@ class Ledger:
         for table in self._tables.values():
             table.forget()
         self._pool.unpublish_all()
+        self._rehearsal.forget_all()
         self._news.clear()
         self._changes = [Forgotten()]
         return self._index.clear()
@@ -340,10 +348,12 @@ class Ledger:
         reused = len(hits) * size
         committed = array("I", tokens[:reused])
         table = BlockTable(size, root, hits, committed, room=reused, published=len(hits))
+        table.tenant, table.retain_seconds = attach.tenant, attach.retain_seconds
         if missing is not None and len(hits) < limit and (leader := self._flights.leader(missing)) is not None:
             self._stats.waits += 1
             return WaitFor(leader)
         self._pool.share(hits)
+        self._pool.order.prove(hits)
         self._tables[sequence] = table
         if missing is not None:
             self._flights.begin(sequence, raw, missing)
@@ -423,10 +433,18 @@ class Ledger:
             self._merge(sequence, table, first, settled)
             new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
         if new:
-            self._pool.publish(new)
-            self._changes.append(Published(tuple([self._index.hash_of(block) for block in new])))
+            hashes = tuple([self._index.hash_of(block) for block in new])
+            self._pool.publish(new, self._account_of(table, new))
+            self._rehearsal.publish(new, hashes)
+            self._changes.append(Published(hashes))
             self._news.published(table.root, new)
             self._stats.published_blocks += len(new)
+
+    def _account_of(self, table: BlockTable, new: Sequence[BlockId]) -> Account:
+        """The account that the sequence's new blocks are on: that of its first block, wherever it has that from."""
+        first = table.blocks[0]
+        accounts = self._pool.accounts
+        return accounts.of_tenant(table.tenant) if first == new[0] else accounts.of_block(first)
 
     def _merge(self, sequence: SequenceId, table: BlockTable, first: int, settled: Sequence[BlockId]) -> None:
         """Take the equal blocks that were published first, and give the own ones back."""
@@ -459,7 +477,11 @@ class Ledger:
         self._flights.end(sequence)
 
     def _free(self, sequence: SequenceId) -> None:
-        self._release(self._tables.pop(sequence).blocks)
+        table, order = self._tables.pop(sequence), self._pool.order
+        if table.retain_seconds:
+            order.retain(table.blocks[: table.published], table.retain_seconds)
+        order.ratio = self._rehearsal.use(table.blocks[table.aliased :])
+        self._release(table.blocks)
         self._untold.pop(sequence, None)
         self._flights.end(sequence)
 
@@ -471,6 +493,7 @@ class Ledger:
         blocks = self._pool.allocate(count)
         evicted = self._index.forget(blocks)
         if evicted:
+            self._rehearsal.forget(blocks)
             self._changes.append(Evicted(evicted))
             self._news.evicted(blocks)
             self._stats.evicted_blocks += len(evicted)

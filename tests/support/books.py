@@ -89,6 +89,8 @@ def state_of(thing: Any) -> Any:
         return [(state_of(key), state_of(value)) for key, value in thing.items()]
     if isinstance(thing, (list, tuple, set, array)):
         return [state_of(item) for item in thing]
+    if isinstance(thing, bytearray):
+        return bytes(thing)
     if callable(thing) or isinstance(thing, (int, float, str, bytes, type(None))):
         return thing
     names = getattr(thing, "__slots__", None) or vars(thing)

@@ -1,0 +1,91 @@
+"""On whose account each published block is, and what each account is owed.
+
+Blocks of one tree, which are all chains that begin with the same block, are on one account: that of whoever published
+the first block. So what one account keeps never leaves a hole in the chain of another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from octavo.ids import BlockId, TenantTag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What a tenant is owed in one pool."""
+
+    floor_blocks: int = 0
+    """With so many published blocks or fewer, it gives none of them up while others can."""
+    retained_blocks: int = 0
+    """At most so many wait for their turn where requests have asked to retain them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowances:
+    """Of one pool. Whoever is not named shares one account with all others."""
+
+    named: Mapping[TenantTag, Allowance] = field(default_factory=dict[TenantTag, Allowance])
+    others: Allowance = Allowance()
+
+
+NO_ALLOWANCES = Allowances()
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One tenant's, or that of all who are not named."""
+
+    number: int
+    allowance: Allowance
+    blocks: int = 0
+    """Published and not given up. Not counted for those who are not named: they have no floor."""
+
+    @property
+    def spare(self) -> int:
+        """Blocks above the floor; less than 0 below it."""
+        return self.blocks - self.allowance.floor_blocks
+
+
+class Accounts:
+    """The accounts of one pool, and whose blocks are on which."""
+
+    def __init__(self, allowances: Allowances) -> None:
+        assert allowances.others.floor_blocks == 0, "a floor is owed to somebody"
+        self.others = Account(0, allowances.others)
+        self._named = {
+            tenant: Account(number, allowance)
+            for number, (tenant, allowance) in enumerate(allowances.named.items(), start=1)
+        }
+        self.owners: dict[BlockId, Account] = {}
+        """Of the blocks that are on the account of somebody named. For reading."""
+
+    def __len__(self) -> int:
+        return 1 + len(self._named)
+
+    def __iter__(self) -> Iterator[Account]:
+        yield self.others
+        yield from self._named.values()
+
+    def of_tenant(self, tenant: TenantTag) -> Account:
+        """The account of a tenant."""
+        return self._named.get(tenant, self.others)
+
+    def of_block(self, block: BlockId) -> Account:
+        """The account that a published block is on."""
+        return self.owners.get(block, self.others)
+
+    def put(self, blocks: Iterable[BlockId], account: Account) -> None:
+        """These blocks have just been published, on that account."""
+        if account is not self.others:
+            self.owners.update(dict.fromkeys(blocks, account))
+
+    def clear(self) -> None:
+        """Nothing is published any more."""
+        self.owners.clear()
+        for account in self:
+            account.blocks = 0
+
+    def forget(self, blocks: Iterable[BlockId]) -> None:
+        """Nothing is published in these blocks any more."""
+        for block in blocks:
+            self.owners.pop(block, None)
