@@ -40,7 +40,7 @@ async def test_a_prompt_is_explained_and_a_sequence_described(service: ManagerSe
     """S53."""
     async with service.worker() as worker:
         await worker.compute(1, PROMPT)
-        found = await explain(service, [*PROMPT[:7], 99])
+        found = await explain(service, [*PROMPT[:7], 99, 98])
         described = await describe(service, 1)
 
         assert (found.end, found.position, found.reused_tokens) == (HitEnd.DIFFERS, 7, 4)
