@@ -167,7 +167,8 @@ def _flex(batch: Batch) -> Attention:
     pools = [[x.transpose(0, 1).reshape(size) for x in pool.layer(layer)] for layer in range(batch.layers)]
 
     def call(layer: int) -> torch.Tensor:
-        return compiled(q, *pools[layer], block_mask=mask, enable_gqa=True)
+        keys, values = pools[layer]
+        return compiled(q, keys, values, block_mask=mask, enable_gqa=True)
 
     call(0)
     return call

@@ -61,6 +61,7 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
     options = RunnerOptions(
         device=config.device,
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
         threads=config.threads,
         deterministic=config.deterministic,
         kv_memory_bytes=config.kv_memory,
@@ -75,6 +76,7 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
             "model": folder.name,
             "seconds": round(time.monotonic() - started, 1),
             "dtype": pool.dtype,
+            "kv_dtype": pool.kv_dtype,
             "blocks": pool.num_blocks,
             "pool_tokens": pool.num_blocks * pool.block_size,
         },

@@ -59,7 +59,8 @@ class KVPool:
         except RuntimeError as error:  # torch has no class of its own for memory that a CPU lacks
             wanted = num_blocks * shape.bytes_per_block
             raise ValueError(f"the KV pool of {wanted} bytes cannot be had on {device}") from error
-        self._planes = storage.flatten(0, 1)
+        self.planes = storage.flatten(0, 1)
+        """All of it, [2 * L, N, Hkv, S, D], as `kernels.block_ops` moves whole blocks."""
         self._layers = tuple((layer[0], layer[1]) for layer in storage)
 
     @classmethod
@@ -91,4 +92,4 @@ class KVPool:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target), in order, in all layers; see `block_ops.copy_blocks`."""
-        block_ops.copy_blocks(self._planes, copies)
+        block_ops.copy_blocks(self.planes, copies)

@@ -18,7 +18,7 @@ from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import SharedPrefixes, shared_prefix
 from worker.kv_pool import KVPool
 from worker.model.batch import Batch, Forward
-from worker.model.loader import LoadedModel, device_of, dtype_of, load
+from worker.model.loader import LoadedModel, device_of, dtype_of, kv_dtype_of, load
 from worker.model.sampler import sample
 
 Ints = npt.NDArray[np.int64]
@@ -34,7 +34,9 @@ class RunnerOptions:
     block_size: int = 16
     """Positions of a block."""
     dtype: str = "auto"
-    """Of weights, activations and pool: auto, float32, bfloat16 or float16."""
+    """Of weights and activations: auto, float32, bfloat16 or float16."""
+    kv_dtype: str = "auto"
+    """Of the pool: one of those, float8_e4m3fn or float8_e5m2; auto is `dtype`."""
     device: str = "auto"
     """auto, cpu or cuda."""
     threads: int = 0
@@ -150,7 +152,9 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     if options.threads:
         torch.set_num_threads(options.threads)
     device = device_of(options.device)
-    loaded = load(folder, dtype=dtype_of(options.dtype, device), device=device, block_size=options.block_size)
+    dtype = dtype_of(options.dtype, device)
+    kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
+    loaded = load(folder, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=options.block_size)
     pool = KVPool.within_budget(loaded.shape, options.kv_memory_bytes, device)
     shares_prefixes = device.type == "cuda" and not options.deterministic  # on a CPU its caches do as much
     runner = Runner(loaded.forward, pool, device, shares_prefixes=shares_prefixes)

@@ -22,7 +22,10 @@ class WorkerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="of weights, activations and pool; auto: float32 on a CPU, bfloat16 on CUDA"
+        default="auto", description="of weights and activations; auto: float32 on a CPU, bfloat16 on CUDA"
+    )
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = Field(
+        default="auto", description="of the KV pool; auto: the model's. float8 holds twice as many tokens as bfloat16"
     )
     deterministic: bool = Field(
         default=False,

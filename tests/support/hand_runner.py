@@ -63,11 +63,12 @@ class HandRunner:
         num_blocks: int = 300,
         dtype: torch.dtype = torch.float32,
         *,
+        kv_dtype: torch.dtype | None = None,
         shares_prefixes: bool = False,
     ) -> None:
         device = torch.device("cpu")
         described = models.find(str(folder), folder.parent)
-        loaded = load(described, dtype=dtype, device=device, block_size=BLOCK_SIZE, attend=attend)
+        loaded = load(described, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=BLOCK_SIZE, attend=attend)
         self.pool = KVPool(loaded.shape, num_blocks, device)
         self.runner = Runner(loaded.forward, self.pool, device, shares_prefixes=shares_prefixes)
         for layer in range(loaded.shape.num_layers):

@@ -19,6 +19,7 @@ from worker.kv_pool import PoolShape
 from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = DTYPES | {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 _RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "lightning_attention", "hybrid"}
 _ALIBI = {"bloom", "mpt"}
@@ -52,10 +53,23 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
+def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    """`auto` is the model's own `dtype`."""
+    return dtype if name == "auto" else KV_DTYPES[name]
+
+
 def load(
-    folder: ModelFolder, *, dtype: torch.dtype, device: torch.device, block_size: int, attend: Attend | None = None
+    folder: ModelFolder,
+    *,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    device: torch.device,
+    block_size: int,
+    attend: Attend | None = None,
 ) -> LoadedModel:
     """The model of a folder, with our attention in it: `attend`, or by default the fastest there is here.
+
+    Its pool is of `kv_dtype`, by default of `dtype`.
 
     Raises:
         UnsupportedModel: the model needs what our attention cannot do; said before its weights are read where its
@@ -74,10 +88,10 @@ def load(
         kv_heads=_kv_heads(text),
         block_size=block_size,
         head_dim=_head_dim(text),
-        dtype=dtype,
+        dtype=kv_dtype or dtype,
     )
     model = _load_weights(folder, dtype, device)
-    attend = attend or choose(device=device, dtype=dtype, head_dim=shape.head_dim)
+    attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim)
     return LoadedModel(forward=GenericModel(model, attend, shape), shape=shape, dtype=dtype, device=device)
 
 
