@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 _patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 settings.register_profile("dev", max_examples=50, **_patient)
 settings.register_profile("ci", max_examples=300, **_patient)
+settings.register_profile("gpu", max_examples=20, **_patient)  # each example compiles kernels for its shapes
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
@@ -32,3 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write what happens now into the transcripts, to be read in the diff"
     )
+    parser.addoption(
+        "--shard", metavar="I/N", help="every N-th of the tests, from the I-th on: N processes run them all"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (shard := config.getoption("--shard")) is not None:
+        first, count = map(int, shard.split("/"))
+        items[:] = items[first - 1 :: count]

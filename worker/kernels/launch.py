@@ -29,7 +29,7 @@ class Target:
 
     @property
     def stages(self) -> int:
-        """Steps whose loads are under way at once, where a kernel waits for memory."""
+        """Of a kernel that waits for memory."""
         return 2 if self.kind == "hip" else 3
 
     @property
@@ -56,6 +56,8 @@ class Shape:
     """Positions of a step."""
     warps: int
     stages: int
+    """Steps whose loads are under way at once."""
+    without_tensor_core: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ class Call:
     def constants(self, shape: Shape) -> dict[str, Any]:
         """What a kernel is compiled for. A pool's strides are among it: known to be even, they allow 16-byte loads."""
         head_dim = self.q.shape[2]
-        precision = "tf32x3" if self.target.kind == "cuda" and self.dot == tl.float32 else "ieee"
+        thrice = self.target.kind == "cuda" and self.dot == tl.float32 and not shape.without_tensor_core
         return {
             **dict(zip(("K_BLOCK", "K_HEAD", "K_SLOT"), self.k_pool.stride(), strict=False)),
             **dict(zip(("V_BLOCK", "V_HEAD", "V_SLOT"), self.v_pool.stride(), strict=False)),
@@ -138,7 +140,7 @@ class Call:
             "TILE": shape.tile,
             "POOL": self.pool,
             "DOT": self.dot,
-            "PRECISION": precision,
+            "PRECISION": "tf32x3" if thrice else "ieee",
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
@@ -152,15 +154,18 @@ def padded(size: int) -> int:
 def decode_shape(call: Call) -> Shape:
     """For one query a sequence: the heads of a group, and as many positions a step as 16 KB of keys hold."""
     position_bytes = padded(call.q.shape[2]) * call.dot.primitive_bitwidth // 8
-    warps = 8 if call.k_pool.dtype in _FP8 else 4  # conversions take registers
-    return Shape(padded(call.group), 64 if position_bytes <= 256 else 32, warps, call.target.stages)
+    many_registers = call.k_pool.dtype in _FP8 or position_bytes >= 1024  # for conversions, or for long rows
+    tile = min(64, (16 << 10) // position_bytes)
+    return Shape(padded(call.group), tile, warps=8 if many_registers else 4, stages=call.target.stages)
 
 
 def prefill_shape(call: Call) -> Shape:
     """For a chunk: the more rows share a tile the better, until registers or shared memory run out."""
     wide = padded(call.q.shape[2]) > 128
-    if call.dot == tl.float32:  # three multiplications for one
-        shape = Shape(16, 32, warps=8, stages=2) if wide else Shape(32, 32, warps=4, stages=2)
+    if call.dot == tl.float32 and wide:  # the operands of three multiplications in place of one do not fit
+        shape = Shape(16, 16, warps=8, stages=2, without_tensor_core=True)
+    elif call.dot == tl.float32:
+        shape = Shape(32, 32, warps=4, stages=2)
     elif call.target.kind == "hip":
         shape = Shape(64 if wide else 128, 32, warps=4, stages=2)
     elif wide:

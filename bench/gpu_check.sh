@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+#
+# All that only a GPU can tell of the kernels, in one command and under eight minutes: that they are right on it
+# (the contract suite), how fast they are beside others (bench.kernels), and what a whole step costs (bench.graph_decode).
+#
+#   bench/gpu_check.sh [FOLDER]     results as JSON lines in FOLDER (default: gpu-check), and a short table
+#
+# PYTHON names the interpreter; it needs torch for this GPU, triton, pytest and hypothesis. Parts that fail or take too
+# long are said so in the table, the others still run; the exit status is 1 then.
+
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+results=${1:-gpu-check}
+python=${PYTHON:-python3}
+shards=${SHARDS:-8} # compiling a kernel takes longer than checking it, so the suite runs in pieces, side by side
+
+"$python" - <<'EOF' || exit 2
+import sys, torch
+if not torch.cuda.is_available():
+    sys.exit("gpu_check: torch finds no CUDA device")
+print("gpu_check:", torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
+EOF
+
+mkdir -p "$results"
+rm -f "$results"/*.jsonl "$results"/*.log
+
+# part NAME SECONDS COMMAND...: its JSON lines, its other output, and how it ended.
+part() {
+  local name=$1 seconds=$2 began=$SECONDS status=0
+  shift 2
+  timeout --kill-after=10 "$seconds" "$@" >"$results/$name.jsonl" 2>"$results/$name.log" || status=$?
+  printf '{"part": "%s", "status": %d, "seconds": %d}\n' "$name" "$status" $((SECONDS - began)) >>"$results/parts.jsonl"
+}
+
+contract() {
+  "$python" -m pytest -q -p no:cacheprovider --hypothesis-profile=gpu --shard="$1/$shards" -k triton \
+    tests/contract/test_attention.py tests/unit/worker/test_block_ops_triton.py 1>&2
+}
+export -f contract
+export python shards
+
+for ((shard = 1; shard <= shards; shard++)); do
+  part "contract_$shard" 200 bash -c "contract $shard" &
+done
+wait
+part kernels 130 "$python" -m bench.kernels --seconds 1
+part graph_decode 90 "$python" -m bench.graph_decode
+"$python" -m bench.gpu_report "$results"
