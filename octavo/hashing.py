@@ -23,6 +23,7 @@ TENANT_TAG_BYTES = 8
 TOKEN_BYTES = 4
 """A token as it is hashed and compared: little-endian u32."""
 
+_BIG_ENDIAN = sys.byteorder == "big"
 _VERSION = b"octavo block chain 1"
 
 
@@ -72,8 +73,10 @@ def digest_of(*fields: bytes) -> bytes:
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """The tokens as little-endian u32. Raises OverflowError for an id outside [0, 2^32)."""
-    words = array("I", tokens)  # a mere copy where they are an array of u32 already
-    if sys.byteorder == "big":
+    if isinstance(tokens, array) and tokens.typecode == "I" and not _BIG_ENDIAN:
+        return tokens.tobytes()  # as they come off the wire
+    words = array("I", tokens)
+    if _BIG_ENDIAN:
         words.byteswap()
     return words.tobytes()
 

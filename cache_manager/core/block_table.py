@@ -71,7 +71,8 @@ class BlockTable:
 
     def missing(self, end: int) -> int:
         """Blocks to add before position `end - 1` has a place."""
-        return max(0, blocks_needed(end, self.block_size) - len(self.blocks))
+        missing = blocks_needed(end, self.block_size) - len(self.blocks)
+        return missing if missing > 0 else 0
 
     def fork(self) -> "BlockTable":
         """A second table over the committed positions. What its parent has reserved is not handed on."""

@@ -1,5 +1,6 @@
-"""Values that the books hand out: what happened to the prefix index, and how often."""
+"""What happened to the prefix index, and how often: the values that the books hand out."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.ids import BlockHash
@@ -31,6 +32,41 @@ class Forgotten:
 
 Change = Published | Evicted | Forgotten | Cleared
 """To be applied in order by whoever keeps a copy of the index."""
+
+
+class ChangeLog:
+    """Gathers changes in order; what follows its like becomes one with it."""
+
+    def __init__(self) -> None:
+        self._forgotten = False
+        self._runs: list[tuple[type[Published | Evicted], list[BlockHash]]] = []
+
+    def published(self, hashes: Iterable[BlockHash]) -> None:
+        """Blocks can be found from now on."""
+        self._run_of(Published).extend(hashes)
+
+    def evicted(self, hashes: Iterable[BlockHash]) -> None:
+        """Blocks can be found no more."""
+        self._run_of(Evicted).extend(hashes)
+
+    def forgotten(self) -> None:
+        """Nothing that was published so far can be found any more, whatever happened to it before."""
+        self._forgotten = True
+        self._runs.clear()
+
+    def take(self) -> tuple[Change, ...]:
+        """All since the last call."""
+        changes: list[Change] = [kind(tuple(hashes)) for kind, hashes in self._runs]
+        if self._forgotten:
+            changes.insert(0, Forgotten())
+        self._forgotten = False
+        self._runs.clear()
+        return tuple(changes)
+
+    def _run_of(self, kind: type[Published | Evicted]) -> list[BlockHash]:
+        if not self._runs or self._runs[-1][0] is not kind:
+            self._runs.append((kind, []))
+        return self._runs[-1][1]
 
 
 @dataclass(slots=True)

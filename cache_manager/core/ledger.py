@@ -31,7 +31,7 @@ from cache_manager.core.accounts import Account
 from cache_manager.core.auditor import Auditor
 from cache_manager.core.block_table import BlockTable
 from cache_manager.core.books import Books, empty_books
-from cache_manager.core.changes import Change, Evicted, Forgotten, LedgerStats, Published
+from cache_manager.core.changes import Change, ChangeLog, LedgerStats
 from cache_manager.core.draft import Draft, judge_commit, judge_count, judge_prompt
 from cache_manager.core.explain import Explainer
 from cache_manager.core.mirror_news import MirrorNews
@@ -97,7 +97,7 @@ class Ledger:
         self._rehearsal = books.rehearsal
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
-        self._changes: list[Change] = []
+        self._changes = ChangeLog()
         self._news = MirrorNews(self._index)
         self._copies: list[BlockCopy] = []
         self._untold: dict[SequenceId, int] = {}
@@ -139,9 +139,7 @@ class Ledger:
 
     def take_changes(self) -> tuple[Change, ...]:
         """What was published and evicted since the last call, in order."""
-        changes = tuple(self._changes)
-        self._changes.clear()
-        return changes
+        return self._changes.take()
 
     def resume(self, ahead: Mapping[SequenceId, Sequence[int]]) -> None:
         """Go on with tables that were there when the books were opened: publish what is full, let their prompts lead.
@@ -293,7 +291,7 @@ class Ledger:
         self._pool.unpublish_all()
         self._rehearsal.forget_all()
         self._news.clear()
-        self._changes = [Forgotten()]
+        self._changes.forgotten()
         return self._index.clear()
 
     def describe(self, sequence: SequenceId) -> SequenceDescription:
@@ -389,8 +387,7 @@ class Ledger:
     def _make_room(self, sequence: SequenceId, table: BlockTable, end: int) -> None:
         """Allocate up to position `end`, and copy the tail if a write to it would show elsewhere."""
         copied, missing = self._must_copy_tail(table), table.missing(end)
-        if copied or missing:
-            self._require_available(copied + missing)
+        self._require_available(copied + missing)
         if copied:
             self._copy_tail(sequence, table)
         if missing:
@@ -399,9 +396,10 @@ class Ledger:
         table.room = len(table.blocks) * table.block_size
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
-        if table.room > table.length or not table.has_tail:
-            return False  # writable already, or nothing in it to keep
-        tail = table.blocks[table.full_blocks]
+        full, in_tail = divmod(len(table.tokens), table.block_size)
+        if not in_tail or table.room > len(table.tokens):
+            return False  # nothing in it to keep, or writable already
+        tail = table.blocks[full]
         return self._pool.references(tail) > 1 or self._pool.is_published(tail)
 
     def _copy_tail(self, sequence: SequenceId, table: BlockTable) -> None:
@@ -436,7 +434,7 @@ class Ledger:
             hashes = tuple([self._index.hash_of(block) for block in new])
             self._pool.publish(new, self._account_of(table, new))
             self._rehearsal.publish(new, hashes)
-            self._changes.append(Published(hashes))
+            self._changes.published(hashes)
             self._news.published(table.root, new)
             self._stats.published_blocks += len(new)
 
@@ -494,7 +492,7 @@ class Ledger:
         evicted = self._index.forget(blocks)
         if evicted:
             self._rehearsal.forget(blocks)
-            self._changes.append(Evicted(evicted))
+            self._changes.evicted(evicted)
             self._news.evicted(blocks)
             self._stats.evicted_blocks += len(evicted)
         return blocks
