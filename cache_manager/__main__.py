@@ -3,23 +3,31 @@
 import asyncio
 import contextlib
 import gc
+import logging
+import sys
 import time
+from dataclasses import replace
 
+from cache_manager.allowances import PLAIN_LRU, SEGMENTED, EvictionSettings, require_floors_fit
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer, Now
 from cache_manager.settings import CacheManagerSettings
 from octavo import settings, telemetry
+from octavo.pool_part import parse_pool_part
 from octavo.redis_client import open_client
 from octavo.service import Service, run
+from octavo.tenants import read_tenants
 from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
+
+log = logging.getLogger("octavo.cache_manager")
 
 TTL_LEASES = 3
 """Lease times after which the copy of an index that nobody renews is dropped by Redis."""
 
 
-async def serve(config: CacheManagerSettings) -> None:
+async def serve(config: CacheManagerSettings, eviction: EvictionSettings) -> None:
     """Serve until asked to stop; then let workers leave, end the streams of those that stay, and tell Redis."""
     now = _clock()
     changes = ChangeQueue()
@@ -27,6 +35,7 @@ async def serve(config: CacheManagerSettings) -> None:
         changes,
         lease_seconds=config.lease_seconds,
         min_copy_tokens=config.min_copy_tokens,
+        eviction=eviction,
         audit_every_exchange=config.audit,
     )
     mirror = RedisMirror(open_client(config.redis_url), changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
@@ -45,6 +54,19 @@ async def serve(config: CacheManagerSettings) -> None:
         for task in background:
             task.cancel()
     await mirror.close()
+
+
+def eviction_of(config: CacheManagerSettings) -> EvictionSettings:
+    """Which blocks make room in every pool, tenants as their file says now.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no tenants file, or owes more than there is.
+    """
+    tenants = () if config.tenants_file is None else tuple(read_tenants(config.tenants_file))
+    require_floors_fit(tenants)
+    order = PLAIN_LRU if config.eviction == "lru" else SEGMENTED
+    return replace(order, tenants=tenants, retention_quota=parse_pool_part(config.retention_quota))
 
 
 async def keep_leases(manager: Manager, now: Now, lease_seconds: float) -> None:
@@ -74,7 +96,12 @@ def main() -> None:
     """Read the environment and serve."""
     config = settings.read(CacheManagerSettings, "The Octavo cache manager.")
     telemetry.configure("cache_manager", config.log_level)
-    run(serve(config))
+    try:
+        eviction = eviction_of(config)
+    except (OSError, ValueError) as failure:  # said in one line
+        log.error("cannot_serve", extra={"reason": str(failure)})
+        sys.exit(1)
+    run(serve(config, eviction))
 
 
 if __name__ == "__main__":

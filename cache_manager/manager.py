@@ -11,7 +11,9 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+from cache_manager.allowances import SEGMENTED, EvictionSettings
 from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.books import empty_books
 from cache_manager.core.cache_epochs import CacheEpochs, require_cache_epoch
 from cache_manager.core.changes import Cleared
 from cache_manager.core.lease import Lease, LeaseBook
@@ -88,6 +90,7 @@ class Manager:
         *,
         lease_seconds: float,
         min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
+        eviction: EvictionSettings = SEGMENTED,
         audit_every_exchange: bool = False,
         pace_seconds: float = PACE_SECONDS,
     ) -> None:
@@ -99,6 +102,7 @@ class Manager:
         self._changes = changes
         self.lease_seconds = lease_seconds
         self._min_copy_tokens = min_copy_tokens
+        self._eviction = eviction
         self._audit_every_exchange = audit_every_exchange
         self._leases = LeaseBook(lease_seconds)
         self._cache_epochs = CacheEpochs()
@@ -117,7 +121,7 @@ class Manager:
             OctavoError: as `register`.
         """
         self._require_welcome(registration, now)
-        return Restoration(registration.pool)
+        return Restoration(registration.pool, eviction=self._eviction.policy(registration.pool))
 
     def register(
         self, registration: Registration, now: float, ended: Ended, restoration: Restoration | None = None
@@ -159,7 +163,9 @@ class Manager:
         """The books of a worker that may register, in the cache epoch that it shall have."""
         latest = self._cache_epochs.heard(registration.cache_epoch)
         if restoration is None:
-            return Ledger(registration.pool, epoch, cache_epoch=latest, min_copy_tokens=self._min_copy_tokens)
+            pool = registration.pool
+            books = empty_books(pool, eviction=self._eviction.policy(pool))
+            return Ledger(pool, epoch, cache_epoch=latest, min_copy_tokens=self._min_copy_tokens, books=books)
         ledger = restoration.open(epoch, registration.cache_epoch, min_copy_tokens=self._min_copy_tokens)
         least = self._cache_epochs.least(registration.worker_id)
         if ledger.cache_epoch < least:
@@ -187,6 +193,7 @@ class Manager:
         last = 0 if member.grant is None else member.grant.step
         if exchange.step != last + 1:
             raise InvalidRequest(f"exchange.step: {exchange.step}, the last one was {last}")
+        member.ledger.tell_time(now)
         member.grant = member.ledger.apply(exchange)
         member.load = exchange.load
         self._changes.put(member.index, member.ledger.take_changes())

@@ -214,6 +214,7 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
         stop=request.stop,
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt,
+        retain_seconds=request.retain_seconds,
     )
     match request.prompt:
         case TextPrompt(text):

@@ -93,6 +93,7 @@ class Intake:
                 stop_tokens=frozenset() if request.ignore_eos else model.stop_tokens,
                 scope=Scope(salt=account.salt(request.cache_salt)),
                 tenant=account.tag,
+                retain_seconds=request.retain_seconds,
             ),
             stop=request.stop,
             arrived=arrived,

@@ -97,6 +97,7 @@ def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
         stop=tuple(message.stop),
         ignore_eos=message.ignore_eos,
         cache_salt=message.cache_salt,
+        retain_seconds=message.retain_seconds,
     )
 
 

@@ -62,7 +62,11 @@ def _chat(options: argparse.Namespace) -> None:
     from octavo.commands.chat import Manner, chat
 
     manner = Manner(
-        model=options.model, max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed
+        model=options.model,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+        retain_seconds=options.retain_seconds,
     )
     chat(options.address, options.prompt, options.system, manner)
 
@@ -143,6 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
     chat.add_argument(
         "--seed", type=_whole(0, (1 << 64) - 1), metavar="N", help="repeats an answer of a temperature above 0"
+    )
+    chat.add_argument(
+        "--retain-seconds",
+        type=_whole(0, 7 * 24 * 3600),
+        default=0,
+        metavar="N",
+        help="keep it in the workers' memory for so long, as far as a quota reaches (default 0)",
     )
     chat.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
     chat.set_defaults(run=_chat)

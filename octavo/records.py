@@ -55,6 +55,9 @@ class Scope:
 
 PLAIN = Scope()
 
+MAX_RETAIN_SECONDS = 7 * 24 * 3600
+"""Of a request."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
@@ -71,6 +74,8 @@ class PoolSpec:
     max_model_tokens: int
     """Longest sequence that the model takes."""
     vocab_size: int
+    block_bytes: int = 0
+    """Memory of one block; 0 where it does not matter. What is owed to a tenant in bytes is counted with it."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -393,6 +398,8 @@ class Submission:
     stop_tokens: frozenset[int] = frozenset()
     scope: Scope = PLAIN
     tenant: TenantTag = NOBODY
+    retain_seconds: int = 0
+    """See Attach."""
 
 
 class IndexState(Enum):

@@ -2,6 +2,8 @@
 
     [tenants.acme]
     api_key_sha256 = ["9c5bb8…"]      # of each key that acme may show, in hexadecimal: two while one replaces the other
+    cache_floor = "20%"               # of each pool, or bytes as "2GiB": what others do not take from it while they can
+    retention_quota = "512MiB"        # of each pool: how much its requests can have retained (`retain_seconds`)
 
 The file gives no key away, since a key is a long random string (`octavo key` draws one). It is read by every gateway,
 and by cache managers for what they keep for each tenant.
@@ -18,6 +20,7 @@ from typing import Any, cast
 from octavo.errors import Unauthenticated
 from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES, digest_of
 from octavo.ids import TenantTag
+from octavo.pool_part import NOTHING, PoolPart, parse_pool_part
 
 AUTHORIZATION = "authorization"
 """The metadata of a call that holds `Bearer KEY`."""
@@ -31,6 +34,10 @@ class Tenant:
 
     name: str
     api_key_sha256: tuple[bytes, ...] = ()
+    cache_floor: PoolPart = NOTHING
+    """Of each pool: with so much of it or less, the tenant's blocks make no room for others' while those can."""
+    retention_quota: PoolPart | None = None
+    """Of each pool: how much its requests can have retained; None: as the cache manager is told for all."""
 
     @property
     def tag(self) -> TenantTag:
@@ -107,7 +114,21 @@ def _tenant(name: str, value: object) -> Tenant:
         raise ValueError(f"{path}: a name of {len(name)} characters, wanted 1 to {MAX_NAME_CHARACTERS}")
     table = _table(path, value)
     _require_known(f"{path}.", table, {field.name for field in fields(Tenant)} - {"name"})
-    return Tenant(name=name, api_key_sha256=_digests(f"{path}.api_key_sha256", table.get("api_key_sha256", [])))
+    return Tenant(
+        name=name,
+        api_key_sha256=_digests(f"{path}.api_key_sha256", table.get("api_key_sha256", [])),
+        cache_floor=_pool_part(f"{path}.cache_floor", table.get("cache_floor")) or NOTHING,
+        retention_quota=_pool_part(f"{path}.retention_quota", table.get("retention_quota")),
+    )
+
+
+def _pool_part(path: str, value: object) -> PoolPart | None:
+    if value is None:
+        return None
+    try:
+        return parse_pool_part(str(value))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _digests(path: str, value: object) -> tuple[bytes, ...]:

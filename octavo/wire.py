@@ -177,6 +177,7 @@ def pool_to_wire(pool: PoolSpec) -> types_v1.PoolSpec:
         num_blocks=pool.num_blocks,
         max_model_tokens=pool.max_model_tokens,
         vocab_size=pool.vocab_size,
+        block_bytes=pool.block_bytes,
     )
 
 
@@ -201,6 +202,7 @@ def pool_from_wire(message: types_v1.PoolSpec) -> PoolSpec:
         num_blocks=message.num_blocks,
         max_model_tokens=message.max_model_tokens,
         vocab_size=message.vocab_size,
+        block_bytes=message.block_bytes,
     )
 
 
@@ -475,6 +477,7 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
                 tokens=pack(attach.tokens),
                 salt=attach.scope.salt,
                 tenant=attach.tenant,
+                retain_seconds=attach.retain_seconds,
                 adapter_digest=attach.scope.adapter_digest,
                 media=_media_messages(attach.scope),
             )
@@ -531,6 +534,7 @@ def _attaches_from_wire(field: str, messages: Collection[cache_manager_v1.Attach
             unpack(f"{field}.tokens", attach.tokens),
             _scope_from_wire(field, attach),
             _tenant_from_wire(field, attach),
+            attach.retain_seconds,
         )
         for attach in messages
     )
@@ -650,6 +654,7 @@ def submission_to_wire(submission: Submission) -> worker_v1.Submit:
         stop_tokens=pack(sorted(submission.stop_tokens)),
         salt=submission.scope.salt,
         tenant=submission.tenant,
+        retain_seconds=submission.retain_seconds,
         adapter_digest=submission.scope.adapter_digest,
         media=_media_messages(submission.scope),
     )
@@ -665,6 +670,7 @@ def submission_from_wire(message: worker_v1.Submit) -> Submission:
         stop_tokens=frozenset(unpack("submit.stop_tokens", message.stop_tokens)),
         scope=_scope_from_wire("submit", message),
         tenant=_tenant_from_wire("submit", message),
+        retain_seconds=message.retain_seconds,
     )
 
 

@@ -173,6 +173,7 @@ def _pool_spec(folder: ModelFolder, loaded: LoadedModel, pool: KVPool) -> PoolSp
         num_blocks=pool.num_blocks,
         max_model_tokens=folder.max_model_tokens,
         vocab_size=folder.vocab_size,
+        block_bytes=pool.shape.bytes_per_block,
     )
 
 

@@ -14,6 +14,7 @@ from cache_manager.core.rehearsal import Rehearsal
 from cache_manager.core.single_flight import SingleFlight
 from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
 from octavo.errors import InvalidRequest
+from octavo.hashing import next_hash
 from octavo.records import PoolSpec
 
 MAX_BLOCKS = 1 << 22
@@ -34,7 +35,7 @@ class Books:
     vocabulary: Vocabulary
 
 
-def empty_books(spec: PoolSpec, next_hash: NextHash, eviction: EvictionPolicy = SEGMENTED) -> Books:
+def empty_books(spec: PoolSpec, next_hash: NextHash = next_hash, eviction: EvictionPolicy = SEGMENTED) -> Books:
     """Those of a pool in which nothing is.
 
     Raises:

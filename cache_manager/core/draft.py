@@ -11,7 +11,7 @@ from cache_manager.core.block_table import BlockTables
 from cache_manager.core.vocabulary import Vocabulary
 from octavo.errors import InvalidRequest, UnknownSequence
 from octavo.ids import SequenceId
-from octavo.records import Attach, Exchange, Media, PoolSpec, Scope
+from octavo.records import MAX_RETAIN_SECONDS, Attach, Exchange, Media, PoolSpec, Scope
 
 
 class Draft:
@@ -77,6 +77,10 @@ class Draft:
         sequence = attach.sequence
         self._judge_new(sequence, exists=sequence in self._tables and sequence not in self._freed)
         judge_prompt(f"sequence {sequence}", attach.tokens, attach.scope, self._spec, self._vocabulary)
+        if not 0 <= attach.retain_seconds <= MAX_RETAIN_SECONDS:
+            raise InvalidRequest(
+                f"retain_seconds of sequence {sequence}: {attach.retain_seconds}, wanted from 0 to {MAX_RETAIN_SECONDS}"
+            )
 
     def reserve(self, sequence: SequenceId, count: int) -> None:
         """Any count will do; too large a one is unmet."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.books import empty_books
+from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.prefix_index import NextHash, Parent, Place
@@ -33,11 +34,13 @@ BLOCKS_AT_ONCE = 512
 class Restoration:
     """The books of one worker while they are opened again: `add` every part, go through `steps`, then `open`."""
 
-    def __init__(self, spec: PoolSpec, *, next_hash: NextHash = next_hash) -> None:
+    def __init__(
+        self, spec: PoolSpec, *, next_hash: NextHash = next_hash, eviction: EvictionPolicy = SEGMENTED
+    ) -> None:
         """Raises InvalidRequest where there can be no such pool."""
         self._spec = spec
         self._next_hash = next_hash
-        self._books = empty_books(spec, next_hash)
+        self._books = empty_books(spec, next_hash, eviction)
         self._records: dict[BlockId, BlockRecord] = {}
         """Not published yet, the one to be reused first ahead."""
         self._roots: dict[BlockId, BlockHash] = {}

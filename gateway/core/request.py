@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from octavo.errors import InvalidRequest
+from octavo.records import MAX_RETAIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Generation:
     ignore_eos: bool = False
     cache_salt: str = ""
     """Prompts of different salts never share blocks."""
+    retain_seconds: int = 0
+    """After its end, how long what was computed should stay, as far as the tenant's quota reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,8 @@ def _check_counts(request: Generation, limits: Limits) -> None:
         raise InvalidRequest(f"max_tokens: {request.max_tokens}, wanted at least 1")
     if not 1 <= request.samples <= limits.max_samples:
         raise InvalidRequest(f"n: {request.samples}, wanted 1 to {limits.max_samples}")
+    if not 0 <= request.retain_seconds <= MAX_RETAIN_SECONDS:
+        raise InvalidRequest(f"retain_seconds: {request.retain_seconds}, wanted 0 to {MAX_RETAIN_SECONDS}")
 
 
 def _check_sampling(request: Generation) -> None:

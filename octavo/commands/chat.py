@@ -22,6 +22,7 @@ class Manner:
     max_tokens: int | None = None
     temperature: float = 0.0
     seed: int | None = None
+    retain_seconds: int = 0
 
 
 def chat(address: str, prompt: str | None, system: str | None, manner: Manner) -> None:
@@ -74,6 +75,7 @@ def _answer(client: SyncClient, said: Sequence[ChatMessage], manner: Manner, hea
         max_tokens=manner.max_tokens,
         temperature=manner.temperature,
         seed=manner.seed,
+        retain_seconds=manner.retain_seconds,
     )
     reason = FinishReason.STOP
     with closing(client.generate(request)) as events:

@@ -355,6 +355,7 @@ class Attach(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
@@ -364,6 +365,8 @@ class Attach(_message.Message):
     """empty, or the 32 bytes that keep this tenant's blocks apart"""
     tenant: _builtins.bytes
     """empty, or the 8 bytes that stand for the tenant on whose account its blocks are kept"""
+    retain_seconds: _builtins.int
+    """after the sequence's end, how long its blocks are to be retained; at most 604800"""
     adapter_digest: _builtins.bytes
     """empty, or 32 bytes: the adapter that the model runs with"""
     @_builtins.property
@@ -377,12 +380,13 @@ class Attach(_message.Message):
         tokens: _builtins.bytes = ...,
         salt: _builtins.bytes = ...,
         tenant: _builtins.bytes = ...,
+        retain_seconds: _builtins.int = ...,
         adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "retain_seconds", b"retain_seconds", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

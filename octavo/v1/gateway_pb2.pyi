@@ -64,6 +64,7 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """empty: the only one there is"""
     text: _builtins.str
@@ -83,6 +84,8 @@ class GenerateRequest(_message.Message):
     ignore_eos: _builtins.bool
     cache_salt: _builtins.str
     """prompts of different salts never share blocks"""
+    retain_seconds: _builtins.int
+    """after its end, how long what was computed should stay; at most 604800; see the README"""
     @_builtins.property
     def chat(self) -> Global___Chat:
         """put through the model's chat template"""
@@ -109,10 +112,11 @@ class GenerateRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         ignore_eos: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
+        retain_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "chat", b"chat", "max_tokens", b"max_tokens", "prompt", b"prompt", "seed", b"seed", "temperature", b"temperature", "text", b"text", "tokens", b"tokens", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "cache_salt", b"cache_salt", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "text", b"text", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "cache_salt", b"cache_salt", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "retain_seconds", b"retain_seconds", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "text", b"text", "tokens", b"tokens", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/types.proto\x12\toctavo.v1\"\xc0\x01\n\x08PoolSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\x0c\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x18\n\x10max_model_tokens\x18\x08 \x01(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\"\xe7\x01\n\nWorkerLoad\x12\x19\n\x11running_sequences\x18\x01 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\x12\x15\n\routput_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\")\n\x05Media\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/types.proto\x12\toctavo.v1\"\xd5\x01\n\x08PoolSpec\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\x0c\x12\x18\n\x10tokenizer_digest\x18\x03 \x01(\x0c\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\x12\x18\n\x10max_model_tokens\x18\x08 \x01(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\"\xe7\x01\n\nWorkerLoad\x12\x19\n\x11running_sequences\x18\x01 \x01(\r\x12\x19\n\x11waiting_sequences\x18\x02 \x01(\r\x12\x1d\n\x15queued_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0bheld_blocks\x18\x04 \x01(\r\x12\x15\n\rcached_blocks\x18\x05 \x01(\r\x12\x15\n\rprompt_tokens\x18\x06 \x01(\x04\x12\x15\n\rcached_tokens\x18\x07 \x01(\x04\x12\x15\n\routput_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bpreemptions\x18\t \x01(\x04\")\n\x05Media\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\x05\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.types_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_POOLSPEC']._serialized_start=37
-  _globals['_POOLSPEC']._serialized_end=229
-  _globals['_WORKERLOAD']._serialized_start=232
-  _globals['_WORKERLOAD']._serialized_end=463
-  _globals['_MEDIA']._serialized_start=465
-  _globals['_MEDIA']._serialized_end=506
-  _globals['_SAMPLINGPARAMS']._serialized_start=508
-  _globals['_SAMPLINGPARAMS']._serialized_end=589
+  _globals['_POOLSPEC']._serialized_end=250
+  _globals['_WORKERLOAD']._serialized_start=253
+  _globals['_WORKERLOAD']._serialized_end=484
+  _globals['_MEDIA']._serialized_start=486
+  _globals['_MEDIA']._serialized_end=527
+  _globals['_SAMPLINGPARAMS']._serialized_start=529
+  _globals['_SAMPLINGPARAMS']._serialized_end=610
 # @@protoc_insertion_point(module_scope)

@@ -79,6 +79,7 @@ class Submit(_message.Message):
     STOP_TOKENS_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     request: _builtins.int
@@ -94,6 +95,7 @@ class Submit(_message.Message):
     salt: _builtins.bytes
     """this and what follows: see Attach"""
     tenant: _builtins.bytes
+    retain_seconds: _builtins.int
     adapter_digest: _builtins.bytes
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
@@ -110,12 +112,13 @@ class Submit(_message.Message):
         stop_tokens: _builtins.bytes = ...,
         salt: _builtins.bytes = ...,
         tenant: _builtins.bytes = ...,
+        retain_seconds: _builtins.int = ...,
         adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "max_tokens", b"max_tokens", "media", b"media", "prompt", b"prompt", "request", b"request", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "max_tokens", b"max_tokens", "media", b"media", "prompt", b"prompt", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

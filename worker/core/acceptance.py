@@ -1,7 +1,7 @@
 """What a worker can run at all: a submission is judged once, before it waits."""
 
 from octavo.errors import InvalidRequest
-from octavo.records import PoolSpec, Scope, Submission
+from octavo.records import MAX_RETAIN_SECONDS, PoolSpec, Scope, Submission
 
 
 def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -> None:
@@ -10,6 +10,8 @@ def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -
     _require_plain(submission.scope)
     _require_within("max_tokens", submission.max_tokens, pool.capacity_tokens)
     _require_within("samples", submission.samples, max_samples)
+    if not 0 <= submission.retain_seconds <= MAX_RETAIN_SECONDS:
+        raise InvalidRequest(f"retain_seconds: {submission.retain_seconds}, wanted from 0 to {MAX_RETAIN_SECONDS}")
     wanted = len(submission.prompt) + submission.max_tokens
     if wanted > pool.capacity_tokens:
         raise InvalidRequest(

@@ -308,4 +308,5 @@ class Scheduler:
 
 def _attach(sequence: Sequence) -> Attach:
     submission = sequence.request.submission
-    return Attach(sequence.id, tuple(sequence.tokens), submission.scope, submission.tenant)
+    tokens = tuple(sequence.tokens)
+    return Attach(sequence.id, tokens, submission.scope, submission.tenant, submission.retain_seconds)

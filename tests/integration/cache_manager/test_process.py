@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from os import kill
+from pathlib import Path
 
 import grpc
 import pytest
@@ -95,6 +96,8 @@ async def test_a_frozen_manager_is_lost_to_those_who_watch_it() -> None:
     [
         ({"lease_seconds": 0}, "OCTAVO_LEASE_SECONDS=0: Input should be greater than 0"),
         ({"redis_url": "http://example"}, "OCTAVO_REDIS_URL=http://example: "),
+        ({"eviction": "fifo"}, "OCTAVO_EVICTION=fifo: Input should be 'segmented' or 'lru'"),
+        ({"retention_quota": "much"}, "OCTAVO_RETENTION_QUOTA=much: Value error, wanted a part of a pool, as 25% or"),
         ({"listen": "nowhere"}, "OCTAVO_LISTEN=nowhere: "),
     ],
 )
@@ -110,6 +113,15 @@ async def test_a_setting_that_will_not_do_is_named(settings: dict[str, object], 
     with pytest.raises(StartFailed, match="exited with 2"):
         await process.serving()
     assert any(line.startswith(problem) for line in process.lines)
+
+
+async def test_a_tenants_file_that_owes_too_much_is_said_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text("tenants.a.cache_floor = '60%'\ntenants.b.cache_floor = '60%'", encoding="utf-8")
+    process = manager_process(tenants_file=file)
+    await process.start()
+    with pytest.raises(StartFailed, match=r"cannot_serve.*cache_floor: 120% of a pool are owed"):
+        await process.serving()
 
 
 async def test_a_second_manager_on_the_port_does_not_start() -> None:

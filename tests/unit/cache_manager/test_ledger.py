@@ -439,6 +439,11 @@ class TestRefusals:
             (lambda ledger: ledger.attach(C, [1] * 65), r"tokens of sequence 3: 65 of them, from 1 to 64"),
             (lambda ledger: ledger.attach(C, [5, 1000]), "token id 1000, vocab_size is 1000"),
             (lambda ledger: ledger.attach(C, [-1, 5]), "token id -1, vocab_size is 1000"),
+            (
+                lambda ledger: ledger.attach(C, [1], retain_seconds=-1),
+                "retain_seconds of sequence 3: -1, wanted",
+            ),
+            (lambda ledger: ledger.attach(C, [1], retain_seconds=604801), "604801, wanted from 0 to 604800"),
             (lambda ledger: ledger.reserve(A, -1), "count reserved for sequence 1: wanted -1"),
             (lambda ledger: ledger.commit(A, [1, 2, 3]), "tokens of sequence 1: end at 9, writable up to 8"),
             (lambda ledger: ledger.commit(A, [1, 1000]), "token id 1000, vocab_size is 1000"),

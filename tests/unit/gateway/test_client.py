@@ -37,6 +37,7 @@ generations = st.builds(
     stop=st.lists(words, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     cache_salt=words,
+    retain_seconds=signed,
 )
 events = st.one_of(
     st.builds(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import Unauthenticated
+from octavo.pool_part import NOTHING, parse_pool_part
 from octavo.tenants import Tenant, Tenants, api_key_in, credentials, parse_tenants, read_tenants
 
 
@@ -31,6 +32,13 @@ def test_a_key_leads_to_its_tenant_and_a_tenant_may_have_several() -> None:
 def test_a_key_that_is_not_in_the_file_leads_nowhere_and_is_not_repeated(key: str) -> None:
     with pytest.raises(Unauthenticated, match=r"^authorization: the API key is not known here$"):
         parse_tenants(TWO).with_key(key)
+
+
+def test_what_is_kept_for_a_tenant_is_a_part_of_each_pool() -> None:
+    (acme,) = parse_tenants("[tenants.acme]\ncache_floor = '20%'\nretention_quota = '512MiB'")
+    assert (acme.cache_floor, acme.retention_quota) == (parse_pool_part("20%"), parse_pool_part("512MiB"))
+    (bolt,) = parse_tenants("[tenants.bolt]")
+    assert (bolt.cache_floor, bolt.retention_quota) == (NOTHING, None)
 
 
 def test_tags_are_eight_bytes_of_the_name_alone() -> None:
@@ -62,6 +70,8 @@ def test_tags_are_eight_bytes_of_the_name_alone() -> None:
             r"^tenants.acme.api_key_sha256\[0\]: wanted 64 hexadecimal digits",
         ),
         ("[tenants.acme]\napi_key_sha256 = [7]", r"^tenants.acme.api_key_sha256\[0\]: wanted 64 hexadecimal digits"),
+        ("[tenants.acme]\ncache_floor = 'much'", "^tenants.acme.cache_floor: wanted a part of a pool, as 25% or"),
+        ("[tenants.acme]\nretention_quota = '101%'", "^tenants.acme.retention_quota: wanted at most 100%, got '101%'$"),
         (
             f"[tenants.a]\napi_key_sha256 = ['{digest('k')}']\n[tenants.b]\napi_key_sha256 = ['{digest('k')}']",
             f"^tenants a and b have {digest('k')} in common$",

@@ -361,6 +361,7 @@ def test_a_scheduler_that_begins_to_drain_says_so_at_once():
         (submission(1, [1, 1000]), "prompt: token id 1000 at position 1, wanted from 0 to 999"),
         (submission(1, [1], 0), "max_tokens: 0, wanted from 1 to 64"),
         (submission(1, [1], samples=0), "samples: 0, wanted from 1 to 8"),
+        (submission(1, [1], retain_seconds=604_801), "retain_seconds: 604801, wanted from 0 to 604800"),
         (submission(1, [1], samples=9), "samples: 9, wanted from 1 to 8"),
         (submission(1, [1] * 61), r"prompt \+ max_tokens: 61 \+ 4 = 65 tokens, a sequence here can have 64"),
     ],
