@@ -11,10 +11,12 @@ from dataclasses import replace
 from cache_manager.allowances import PLAIN_LRU, SEGMENTED, EvictionSettings, require_floors_fit
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.manager import Manager
+from cache_manager.metrics import ManagerMetrics
 from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer, Now
 from cache_manager.settings import CacheManagerSettings
 from octavo import settings, telemetry
+from octavo.metrics import metrics_endpoint
 from octavo.pool_part import parse_pool_part
 from octavo.redis_client import open_client
 from octavo.service import Service, run
@@ -42,8 +44,8 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings) -> Non
     service = Service(config.listen, [SERVICE_NAME])
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
     gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then
-    await service.start()
-    async with asyncio.TaskGroup() as tasks:
+    async with metrics_endpoint(config.metrics_listen, ManagerMetrics(manager)), asyncio.TaskGroup() as tasks:
+        await service.start()
         background = [
             tasks.create_task(keep_leases(manager, now, config.lease_seconds)),
             tasks.create_task(mirror.run()),

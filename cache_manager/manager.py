@@ -8,18 +8,20 @@ a worker that does not know whether its message arrived sends it again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cache_manager.allowances import SEGMENTED, EvictionSettings
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.core.books import empty_books
 from cache_manager.core.cache_epochs import CacheEpochs, require_cache_epoch
-from cache_manager.core.changes import Cleared
+from cache_manager.core.changes import Cleared, LedgerStats
 from cache_manager.core.lease import Lease, LeaseBook
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.restoration import Restoration
+from cache_manager.core.usage import PoolUsage
 from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import CacheEpoch, Epoch, SequenceId, WorkerId
@@ -49,6 +51,27 @@ _ONE_MODEL = ("model_digest", "tokenizer_digest", "dtype", "kv_dtype", "block_si
 
 Ended = Callable[[OctavoError], None]
 """Is told why, once, when an epoch ends."""
+
+
+@dataclass(slots=True)
+class ManagerCounts:
+    """Since the process started."""
+
+    registrations: int = 0
+    restorations: int = 0
+    """Of the registrations, those whose books were opened from an inventory."""
+    gone: Counter[str] = field(default_factory=Counter[str])
+    """Epochs that ended, by reason: one of a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerUsage:
+    """One worker's books, for whoever watches them."""
+
+    pool: PoolUsage
+    stats: LedgerStats
+    exchanges: int
+    """Applied in this epoch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +132,7 @@ class Manager:
         self._members: dict[WorkerId, _Member] = {}
         self._feed = FleetFeed(self._members, pace_seconds)
         self._leaving = False
+        self.counts = ManagerCounts()
         self._alone = asyncio.Event()
         self._alone.set()
 
@@ -141,6 +165,8 @@ class Manager:
             self._forget(before.lease, "superseded", StaleEpoch(f"superseded by epoch {lease.epoch}"))
         member = _Member(lease=lease, ledger=ledger, index=index_key(registration.worker_id, lease.epoch), ended=ended)
         self._members[registration.worker_id] = member
+        self.counts.registrations += 1
+        self.counts.restorations += restoration is not None
         self._changes.open(member.index, ledger.published)
         if registration.last_epoch:  # what a manager that died has left
             self._changes.drop([index_key(registration.worker_id, registration.last_epoch)])
@@ -260,6 +286,12 @@ class Manager:
         self._feed.note(member.lease.worker_id, urgent=True)
         return blocks
 
+    def usage(self) -> Iterator[tuple[WorkerId, WorkerUsage]]:
+        """How each worker's books stand, and what has happened in them."""
+        for worker, member in self._members.items():
+            exchanges = 0 if member.grant is None else member.grant.step
+            yield worker, WorkerUsage(pool=member.ledger.usage(), stats=member.ledger.stats(), exchanges=exchanges)
+
     # ---- the fleet ----
 
     @contextlib.contextmanager
@@ -291,6 +323,7 @@ class Manager:
 
     def _forget(self, lease: Lease, event: str, why: OctavoError) -> None:
         """Drop what there is besides the lease."""
+        self.counts.gone[event] += 1
         member = self._members.pop(lease.worker_id)
         self._changes.put(member.index, (Cleared(),))
         self._feed.note(lease.worker_id, urgent=True)

@@ -48,7 +48,7 @@ _STEADY_SECONDS = 60.0
 
 _POLL_SECONDS = 0.05
 
-_OURS = ("LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER")
+_OURS = ("LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER", "METRICS_LISTEN")
 """Variables that the cluster decides; what the caller's environment holds under these names is not passed on."""
 
 

@@ -11,6 +11,7 @@ from gateway.core.request import Limits
 from gateway.dispatcher import Bounds, Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
+from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import RedisLookup
 from gateway.servicer import SERVICE_NAME, InferenceServicer
 from gateway.settings import GatewaySettings
@@ -18,6 +19,7 @@ from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
 from octavo import models, settings, telemetry
+from octavo.metrics import metrics_endpoint
 from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
@@ -36,25 +38,23 @@ async def serve(config: GatewaySettings) -> None:
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
     service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
     try:
-        async with (
-            Workers() as workers,
-            PromptExplainer([config.cache_manager]) as explainer,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with Workers() as workers, PromptExplainer([config.cache_manager]) as explainer:
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
-            await service.start(ready=False)
-            background = [
-                tasks.create_task(keep_watching(config.cache_manager, dispatcher, service)),
-                tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
-                tasks.create_task(tenancy.keep_looking()),
-            ]
-            await service.until_asked_to_stop()
-            dispatcher.drain()
-            await service.stop(config.grace_seconds)
-            for task in background:
-                task.cancel()
+            metrics = GatewayMetrics(dispatcher)
+            async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
+                await service.start(ready=False)
+                background = [
+                    tasks.create_task(keep_watching(config.cache_manager, dispatcher, service)),
+                    tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
+                    tasks.create_task(tenancy.keep_looking()),
+                ]
+                await service.until_asked_to_stop()
+                dispatcher.drain()
+                await service.stop(config.grace_seconds)
+                for task in background:
+                    task.cancel()
     finally:
         await lookup.close()
 

@@ -27,6 +27,7 @@ from gateway.door import Door
 from gateway.intake import Intake, Job
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import WorkerCall, Workers
+from octavo.durations import Durations
 from octavo.errors import Draining, OctavoError, WorkerLost
 from octavo.records import FleetUpdate, IndexState, StepReport, WorkerInfo
 
@@ -48,6 +49,10 @@ class Bounds:
     """Workers that are tried before a request's first token."""
 
 
+FIRST_TOKEN_BOUNDS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Of the histogram's buckets."""
+
+
 @dataclass(slots=True)
 class Counters:
     """Since the gateway's start."""
@@ -59,6 +64,8 @@ class Counters:
     """Whole blocks: the prefix index knows no parts."""
     delivered_cached_tokens: int = 0
     """To the token: of each prompt up to a block less one token more than was predicted, of a block that was copied."""
+    time_to_first_token: Durations = field(default_factory=lambda: Durations(FIRST_TOKEN_BOUNDS_SECONDS))
+    """From a request's arrival on; of every visit to a worker that came to a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,7 @@ class Dispatcher:
             report = await self._next_report(job, visit)
             if report.tokens and first_token is None:
                 first_token = self._clock()
+                self.counters.time_to_first_token.add(first_token - job.arrived)
             for done in report.prefilled:
                 self._prefilled(visit, done.cached_tokens)
             for event in transcript.add(report):

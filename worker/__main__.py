@@ -10,12 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from octavo import models, settings, telemetry
 from octavo.errors import OctavoError
 from octavo.ids import Incarnation, WorkerId
+from octavo.metrics import metrics_endpoint
 from octavo.records import PoolSpec, Registration
 from octavo.service import Service, run
 from octavo.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from worker.cache_client import AttendClient
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine
+from worker.metrics import WorkerMetrics
 from worker.runner import Runner, RunnerOptions, open_runner
 from worker.servicer import SERVICE_NAME, WorkerServicer
 from worker.settings import WorkerSettings
@@ -45,7 +47,8 @@ async def serve(config: WorkerSettings) -> None:
     add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
     port = await service.start(ready=False)
     try:
-        async with asyncio.TaskGroup() as tasks:
+        metrics = WorkerMetrics(engine, scheduler)
+        async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(engine.run(registration_of(config, pool, port)))
             await service.until_asked_to_stop()
             await engine.drain(config.grace_seconds)

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from octavo.errors import Draining, OctavoError, StaleEpoch
@@ -34,6 +34,20 @@ FIRST_PAUSE_SECONDS = 0.1
 LAST_PAUSE_SECONDS = 0.5
 FLUSH_SECONDS = 2.0
 """For the last exchange of a drained worker."""
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """Since the process started."""
+
+    steps: int = 0
+    """Forward passes begun."""
+    computed_tokens: int = 0
+    """Put through the model."""
+    failed_steps: int = 0
+    """That raised."""
+    lost_managers: int = 0
+    """Times that the cache manager was away, or ended the epoch; tries to come back not counted."""
 
 
 class StepRunner(Protocol):
@@ -71,6 +85,7 @@ class Engine:
         self._step = 0
         self._heartbeat_seconds = 1.0
         self._renew_at = 0.0
+        self.counts = EngineCounts()
 
     # ---- what the servicer calls -----------------------------------------------------------------------------
 
@@ -114,6 +129,7 @@ class Engine:
                 await self._attend()
             except (ConnectionError, StaleEpoch, Draining) as error:
                 level = logging.DEBUG if pauses else logging.WARNING  # once per loss
+                self.counts.lost_managers += not pauses
                 log.log(level, "manager_lost", extra={"epoch": self._epoch, "reason": str(error)})
             self._scheduler.preempt_all()
             if not self._scheduler.has_news:
@@ -178,6 +194,8 @@ class Engine:
 
     async def _execute(self, plan: StepPlan) -> dict[GatewayKey, StepReport]:
         """Run the step and take its result in. However this ends, the thread has ended before."""
+        self.counts.steps += 1
+        self.counts.computed_tokens += sum(len(chunk.tokens) for chunk in plan.chunks)
         running = asyncio.create_task(asyncio.to_thread(self._runner.execute, plan))
         try:
             while not running.done():
@@ -188,6 +206,7 @@ class Engine:
             await asyncio.wait({running})
             failure = running.exception()
         if failure is not None:
+            self.counts.failed_steps += 1
             log.error("step_failed", exc_info=failure, extra={"sequences": len(plan.chunks)})
             return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
         return self._scheduler.apply(running.result())

@@ -38,6 +38,7 @@ from cache_manager.core.mirror_news import MirrorNews
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
 from cache_manager.core.prefix_index import NextHash
 from cache_manager.core.single_flight import WaitFor
+from cache_manager.core.usage import PoolUsage, usage_of
 from octavo.errors import PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
@@ -136,6 +137,10 @@ class Ledger:
     def stats(self) -> LedgerStats:
         """What happened since the books were opened."""
         return replace(self._stats)
+
+    def usage(self) -> PoolUsage:
+        """How full the pool is."""
+        return usage_of(self._pool, self._tables.values(), self.spec.block_size)
 
     def take_changes(self) -> tuple[Change, ...]:
         """What was published and evicted since the last call, in order."""

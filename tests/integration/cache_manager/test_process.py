@@ -18,6 +18,7 @@ from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from tests.support import books
 from tests.support.manager_service import WorkerStandIn, announced_port, manager_process
+from tests.support.scrape import scrape
 
 pytestmark = pytest.mark.cluster
 
@@ -46,6 +47,15 @@ async def test_a_manager_serves_though_redis_is_away() -> None:
         assert await asyncio.to_thread(probe, process.address)
         assert await worker.compute(1, list(range(10))) == 0
         assert len(process.events("worker_registered")) == 1
+
+
+async def test_prometheus_is_answered_where_the_settings_say() -> None:
+    async with serving(metrics_listen="127.0.0.1:0") as process, attended(process) as worker:
+        await worker.compute(1, list(range(10)))
+        samples = await scrape(process.events("metrics_served")[0]["port"])
+    assert samples["octavo_pool_blocks", "held", worker.worker_id] == 3
+    assert samples["octavo_held_tokens", worker.worker_id] == 10
+    assert samples["octavo_registrations_total",] == 1
 
 
 async def test_a_worker_that_says_nothing_is_expired_by_the_clock() -> None:

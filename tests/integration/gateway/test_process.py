@@ -27,6 +27,7 @@ from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import words_pool
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.scrape import Samples, scrape
 from tests.support.tenants import write_tenants
 
 pytestmark = pytest.mark.redis
@@ -64,6 +65,15 @@ async def load_of(process: Process) -> gateway_v1.GatewayLoad:
         return reply.gateway
 
 
+async def scrape_of(process: Process) -> Samples:
+    return await scrape(process.events("metrics_served")[0]["port"])
+
+
+def index_state(samples: Samples) -> str:
+    (state,) = (labels[0] for (name, *labels), value in samples.items() if name == "octavo_index_state" and value)
+    return state
+
+
 async def until_ready(process: Process, wanted: bool = True) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while await asyncio.to_thread(probe, process.address) != wanted:
@@ -77,7 +87,10 @@ async def everything(folder: Path) -> AsyncGenerator[tuple[FakeFleet, RedisServe
         digest = sha256((model / "tokenizer.json").read_bytes()).digest()
         for name in "ab":
             await fleet.add(name, words_pool(tokenizer_digest=digest))
-        async with gateway_process(fleet, redis.url, model) as process, Client(process.address) as client:
+        async with (
+            gateway_process(fleet, redis.url, model, OCTAVO_METRICS_LISTEN=f"{LOOPBACK}:0") as process,
+            Client(process.address) as client,
+        ):
             await until_ready(process)
             yield fleet, redis, process, client
 
@@ -100,12 +113,14 @@ async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tm
         async with aclosing(client.generate(request)) as events:
             without = [event async for event in events]
         told_without = (await load_of(process)).index_state
+        scraped_without = await scrape_of(process)
         await redis.start()
         for info in (holder, other):
             await redis.client.sadd(index_key(info.worker_id, info.epoch), WHOLE_MARK)
         async with asyncio.timeout(PATIENCE_SECONDS):  # no request asks: the gateway looks for itself
             while (await load_of(process)).index_state != gateway_v1.INDEX_STATE_EXACT:
                 pass
+        scraped = await scrape_of(process)
 
         assert isinstance(started, Started)
         assert (started.worker_id, started.predicted_cached_tokens) == (holder.worker_id, 64)
@@ -116,6 +131,10 @@ async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tm
         assert isinstance(without[-1], Usage)
         assert without[-1].output_tokens == 3
         assert told_without == gateway_v1.INDEX_STATE_FALLBACK
+        assert (index_state(scraped_without), index_state(scraped)) == ("fallback", "exact")
+        assert scraped["octavo_requests_total",] == 3
+        assert scraped["octavo_failed_lookups_total",] >= 1
+        assert scraped["octavo_time_to_first_token_seconds_count",] >= 2
         told = [event["state"] for event in process.events("prefix_index_state")]
         assert (told[:2], told[-1]) == (["exact", "fallback"], "exact")
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
+from octavo.metrics import metrics_endpoint
 from octavo.records import Exchange, StepReport, Submission
 from octavo.v1 import worker_pb2 as v1
 from octavo.wire import submission_to_wire
 from tests.support import books
 from tests.support.fakes import FunctionRunner, LedgerClient, solo_text
 from tests.support.scheduling import SAMPLED, submission
+from tests.support.scrape import scrape
 from tests.support.worker_service import (
     GatewayStandIn,
     ManagerProcess,
@@ -25,6 +27,7 @@ from tests.support.worker_service import (
     worker_service,
 )
 from worker.core.step import StepPlan
+from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
 
 POOL = books.pool_spec(num_blocks=64, vocab_size=1000)
@@ -115,6 +118,22 @@ async def test_a_second_request_reports_what_it_found_of_the_first(worker: Worke
         await gateway.submit(wanted)
         await gateway.until_ended(wanted)
         assert gateway.heard.of(number).cached_tokens == cached
+
+
+async def test_prometheus_is_told_of_steps_and_tokens(worker: WorkerService):
+    gateway = worker.gateway()
+    for number in (1, 2):
+        wanted = submission(number, range(20), 3)
+        await gateway.submit(wanted)
+        await gateway.until_ended(wanted)
+    async with metrics_endpoint("127.0.0.1:0", WorkerMetrics(worker.engine, worker.scheduler)) as port:
+        samples = await scrape(port)
+    assert samples["octavo_prompt_tokens_total",] == 40
+    assert samples["octavo_cached_tokens_total",] == 16
+    assert samples["octavo_output_tokens_total",] == 6
+    assert samples["octavo_computed_tokens_total",] == 20 + 4 + 2 * 2
+    assert samples["octavo_steps_total",] == 6
+    assert (samples["octavo_preemptions_total",], samples["octavo_failed_steps_total",]) == (0, 0)
 
 
 async def test_a_cancelled_request_says_nothing_more_and_others_go_on(worker: WorkerService, manager: ManagerProcess):

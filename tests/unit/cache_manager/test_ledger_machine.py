@@ -340,6 +340,16 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert self.memory[table[position // self.size]][position % self.size] == life.cell(position)
 
     @invariant()
+    def tokens_in_held_blocks_are_counted_once(self):
+        """S48, for whatever shares whatever."""
+        filled = set()
+        for sequence, life in self.lives.items():
+            for index, entry in enumerate(self.ledger.describe(sequence).blocks):
+                inside = self.size if entry.published else min(max(life.length - index * self.size, 0), self.size)
+                filled |= {(entry.block, offset) for offset in range(inside)}
+        assert self.ledger.usage().held_tokens == len(filled)
+
+    @invariant()
     def what_is_published_has_no_hole(self):
         self.follow_changes()
         for salt, prefix in self.published:

@@ -1,0 +1,45 @@
+"""How full a worker's pool is, in blocks and in tokens."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from cache_manager.core.block_pool import BlockPool
+from cache_manager.core.block_table import BlockTable
+from octavo.ids import BlockId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolUsage:
+    """Blocks by state, and what lies in those that are held."""
+
+    block_size: int
+    held_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    sequences: int
+    held_tokens: int
+    """Positions of held blocks in which a committed token lies, those of a shared block counted once."""
+
+
+def usage_of(pool: BlockPool, tables: Collection[BlockTable], block_size: int) -> PoolUsage:
+    """Looks only at blocks behind the full ones of each table: one or two for a sequence that decodes."""
+    return PoolUsage(
+        block_size=block_size,
+        held_blocks=pool.num_held,
+        cached_blocks=pool.num_cached,
+        free_blocks=pool.num_free,
+        sequences=len(tables),
+        held_tokens=pool.num_held * block_size - _empty_positions(pool, tables, block_size),
+    )
+
+
+def _empty_positions(pool: BlockPool, tables: Collection[BlockTable], block_size: int) -> int:
+    """Of held blocks: the ends of tail blocks, and blocks that are reserved and not written."""
+    filled: dict[BlockId, int] = {}
+    for table in tables:
+        first = table.full_blocks
+        for index, block in enumerate(table.blocks[first:], start=first):
+            if not pool.is_published(block):  # a published one is full, whoever has gone back in it
+                inside = min(max(table.length - index * block_size, 0), block_size)
+                filled[block] = max(filled.get(block, 0), inside)
+    return sum(block_size - count for count in filled.values())
