@@ -1,5 +1,6 @@
 """Which token ids there are, and a quick way to tell that many of them are among them."""
 
+from array import array
 from collections.abc import Sequence
 
 from octavo.hashing import TOKEN_BYTES, token_bytes
@@ -28,9 +29,9 @@ class Vocabulary:
         self._lift = _in_each_lane((1 << 31) - size)
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether all of them are tokens."""
+        """Whether all of them are tokens. Arrays are of u32."""
         if len(tokens) <= _FEW:
-            return not tokens or (min(tokens) >= 0 and max(tokens) < self.size)
+            return not tokens or (max(tokens) < self.size and (isinstance(tokens, array) or min(tokens) >= 0))
         try:
             raw = token_bytes(tokens)
         except OverflowError:
