@@ -3,6 +3,8 @@
 The worker is the truth about what these tensors hold; who may use which block is the cache manager's book.
 """
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,9 +55,11 @@ class KVPool:
         self.shape = shape
         self.num_blocks = num_blocks
         size = (shape.num_layers, 2, num_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
-        # Zeros rather than empty: on a CPU this touches the pages, so memory that is not there fails now.
+        # Zeros: on a CPU this touches the pages, so memory that is not there fails now.
         try:
-            storage = torch.zeros(size, dtype=shape.dtype, device=device)
+            storage = torch.empty(size, dtype=shape.dtype, device=device)
+            _ask_for_huge_pages(storage)
+            storage.zero_()
         except RuntimeError as error:  # torch has no class of its own for memory that a CPU lacks
             wanted = num_blocks * shape.bytes_per_block
             raise ValueError(f"the KV pool of {wanted} bytes cannot be had on {device}") from error
@@ -93,3 +97,17 @@ class KVPool:
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (source, target), in order, in all layers; see `block_ops.copy_blocks`."""
         block_ops.copy_blocks(self.planes, copies)
+
+
+def _ask_for_huge_pages(storage: torch.Tensor) -> None:
+    """Let Linux back memory that nobody has touched yet with pages of 2 MB, where it does so on request.
+
+    Blocks lie scattered, so with pages of 4 KB nearly each of them costs a walk through the page table.
+    """
+    huge_pages = getattr(mmap, "MADV_HUGEPAGE", None)
+    if storage.device.type != "cpu" or huge_pages is None:
+        return
+    end = (storage.data_ptr() + storage.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    if begin < end:  # advice: a kernel without huge pages refuses it, and nothing is lost
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), huge_pages)

@@ -1,5 +1,8 @@
 """How many blocks fit into a budget, and that a pool is what its shape says."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -84,3 +87,18 @@ def test_a_pool_without_blocks_is_refused() -> None:
 def test_a_pool_that_memory_does_not_hold_is_refused_with_its_size() -> None:
     with pytest.raises(ValueError, match=f"the KV pool of {3072 << 40} bytes cannot be had on cpu"):
         KVPool(_shape(), 1 << 40, CPU)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without huge pages")
+def test_the_pool_may_lie_on_huge_pages() -> None:
+    pool = KVPool.within_budget(_shape(), 8 << 20, CPU)
+    middle = pool.planes.data_ptr() + pool.num_bytes // 2
+
+    flags, inside = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(span[1], 16) <= middle < int(span[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+
+    assert " hg" in flags
