@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from octavo.redis_url import parse_redis_url, without_secrets
 
@@ -45,6 +45,20 @@ Folder = Annotated[Path, AfterValidator(_expanded)]
 
 Address = Annotated[str, AfterValidator(_checked)]
 """host:port; port 0 takes a free one where a service listens."""
+
+
+def _split(addresses: object) -> object:
+    """The addresses of a comma-separated list."""
+    if not isinstance(addresses, str):
+        return addresses
+    split = tuple(address.strip() for address in addresses.split(","))
+    for address in split:
+        split_address(address)
+    return split
+
+
+Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""host:port,host:port: at least one."""
 
 
 def _checked_redis_url(url: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import secrets
 import sys
 import time
@@ -14,6 +15,7 @@ from octavo.metrics import metrics_endpoint
 from octavo.records import PoolSpec, Registration
 from octavo.service import Service, run
 from octavo.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+from worker.attendance import Attendance
 from worker.cache_client import AttendClient
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine
@@ -33,7 +35,8 @@ async def serve(config: WorkerSettings) -> None:
     # One thread loads the model and runs every step: a new thread would start its own set of compute threads.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "model"))
     runner, pool = await load(config)
-    client = AttendClient(config.cache_manager, config.exchange_seconds)
+    managers = [AttendClient(address, config.exchange_seconds) for address in config.cache_manager]
+    attendance = Attendance(managers, random.random)
     service = Service(config.listen, [SERVICE_NAME])
     scheduler = Scheduler(
         pool,
@@ -42,7 +45,7 @@ async def serve(config: WorkerSettings) -> None:
         max_waiting=config.max_waiting,
     )
     engine = Engine(
-        scheduler, runner, client, set_ready=service.set_ready, max_unread_reports=config.max_unread_reports
+        scheduler, runner, attendance, set_ready=service.set_ready, max_unread_reports=config.max_unread_reports
     )
     add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
     port = await service.start(ready=False)
@@ -54,7 +57,7 @@ async def serve(config: WorkerSettings) -> None:
             await engine.drain(config.grace_seconds)
             loop.cancel()
     finally:
-        await client.close()
+        await attendance.close()
         await service.stop(STOP_SECONDS)
 
 

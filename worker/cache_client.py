@@ -6,29 +6,41 @@ error that it raised. After either, only `register` helps: it opens a new stream
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
 
 from octavo.errors import OctavoError
-from octavo.records import Exchange, Grant, Registered, Registration
+from octavo.records import Exchange, Grant, Inventory, Registered, Registration
 from octavo.service import open_channel
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
-from octavo.wire import exchange_to_wire, grant_from_wire, registered_from_wire, registration_to_wire
+from octavo.wire import (
+    exchange_to_wire,
+    grant_from_wire,
+    inventory_to_wire,
+    registered_from_wire,
+    registration_to_wire,
+)
 
 
 class CacheClient(Protocol):
     """A cache manager, near or far."""
 
-    async def register(self, registration: Registration) -> Registered:
-        """Join, or join anew: what was held under an earlier registration is gone.
+    async def register(self, registration: Registration, inventory: Sequence[Inventory] = ()) -> Registered:
+        """Join, or join anew: the pool then holds what the inventory says, which is nothing if it has no parts.
 
         Raises:
             ConnectionError: the manager is not there.
-            OctavoError: it refuses the worker.
+            OctavoError: it refuses the worker, or the inventory.
         """
+        ...
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once the stream of the last registration has ended: the next exchange will say why."""
         ...
 
     async def exchange(self, exchange: Exchange) -> Grant:
@@ -56,16 +68,28 @@ class AttendClient:
         self._deadline_seconds = deadline_seconds
         self._call: Any = None
 
-    async def register(self, registration: Registration) -> Registered:
+    async def register(self, registration: Registration, inventory: Sequence[Inventory] = ()) -> Registered:
         """See CacheClient."""
         self._hang_up()
         self._call = self._stub.Attend()
-        reply = await self._ask(v1.AttendRequest(register=registration_to_wire(registration)), "registered")
+        counted = replace(registration, inventory_parts=len(inventory))
+        messages = [v1.AttendRequest(register=registration_to_wire(counted))]
+        messages += [v1.AttendRequest(inventory=inventory_to_wire(part)) for part in inventory]
+        reply = await self._ask(messages, "registered")
         return registered_from_wire(reply.registered)
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """See CacheClient."""
+
+        def ended(_: object) -> None:
+            tell()
+
+        if self._call is not None:
+            self._call.add_done_callback(ended)
 
     async def exchange(self, exchange: Exchange) -> Grant:
         """See CacheClient."""
-        reply = await self._ask(v1.AttendRequest(exchange=exchange_to_wire(exchange)), "grant")
+        reply = await self._ask([v1.AttendRequest(exchange=exchange_to_wire(exchange))], "grant")
         return grant_from_wire(reply.grant)
 
     async def close(self) -> None:
@@ -73,19 +97,21 @@ class AttendClient:
         self._hang_up()
         await self._channel.close()
 
-    async def _ask(self, message: v1.AttendRequest, wanted: str) -> v1.AttendReply:
+    async def _ask(self, messages: Sequence[v1.AttendRequest], wanted: str) -> v1.AttendReply:
+        """Say all messages and hear the one answer, which may take the deadline for each of them."""
         if self._call is None:
             raise ConnectionError("no stream to the cache manager: register first")
+        seconds = self._deadline_seconds * len(messages)
         try:
             with translated():
-                async with asyncio.timeout(self._deadline_seconds):
-                    reply = await self._say_and_hear(message)
+                async with asyncio.timeout(seconds):
+                    reply = await self._say_and_hear(messages)
         except OctavoError:
             self._hang_up()
             raise
         except TimeoutError as error:
             self._hang_up()
-            raise ConnectionError(f"the cache manager did not answer within {self._deadline_seconds:g} s") from error
+            raise ConnectionError(f"the cache manager did not answer within {seconds:g} s") from error
         except grpc.RpcError as error:
             self._hang_up()
             raise ConnectionError(f"the cache manager is lost: {_why(error)}") from error
@@ -94,9 +120,10 @@ class AttendClient:
             raise ConnectionError("the cache manager ended the stream")
         return reply
 
-    async def _say_and_hear(self, message: v1.AttendRequest) -> v1.AttendReply | None:
+    async def _say_and_hear(self, messages: Sequence[v1.AttendRequest]) -> v1.AttendReply | None:
         with contextlib.suppress(asyncio.InvalidStateError):  # the stream has ended; reading tells why
-            await self._call.write(message)
+            for message in messages:
+                await self._call.write(message)
         reply = await self._call.read()
         return reply if isinstance(reply, v1.AttendReply) else None
 

@@ -6,7 +6,9 @@ it and take effect with the next plan, so there are no locks. The model runs in 
 What keeps every request alive:
 - An exchange is made when there is something to tell or to ask (worker/core/tables.py), and at the latest a third of
   the lease after the one before, whatever the worker does meanwhile.
-- When the manager is lost, or says that the epoch is over, all that ran is computed again under a new registration.
+- When the manager is lost, whoever has room in its blocks is computed on, while a manager is looked for; that one is
+  told what the pool holds and the work goes on where it is. Only if it will not believe that, or if the two sides have
+  disagreed, all that ran is computed again. Without a manager for a lease time, the worker takes no new requests.
 - A step that raises ends the requests that were in it, and no others.
 - No gateway is waited for: one that does not read loses its stream, and its requests are cancelled.
 """
@@ -16,13 +18,12 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.errors import Draining, OctavoError, StaleEpoch
-from octavo.ids import Epoch
-from octavo.records import Exchange, Grant, Refusal, Registration, StepReport, Submission
-from worker.cache_client import CacheClient
+from octavo.errors import Draining, OctavoError
+from octavo.records import Exchange, Refusal, Registration, StepReport, Submission
+from worker.attendance import Attendance, InventoryRefused, ManagerLost
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
 from worker.core.step import StepPlan, StepResult
@@ -30,10 +31,11 @@ from worker.outbox import Outbox
 
 log = logging.getLogger("octavo.worker.engine")
 
-FIRST_PAUSE_SECONDS = 0.1
-LAST_PAUSE_SECONDS = 0.5
 FLUSH_SECONDS = 2.0
 """For the last exchange of a drained worker."""
+
+LOOK_SECONDS = 1.0
+"""During a long step without a manager, from look to look whether there is one."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: StepRunner,
-        client: CacheClient,
+        attendance: Attendance,
         *,
         set_ready: Callable[[bool], Awaitable[None]],
         max_unread_reports: int = 1024,
@@ -73,7 +75,7 @@ class Engine:
         """`set_ready` is told whether new requests are welcome."""
         self._scheduler = scheduler
         self._runner = runner
-        self._client = client
+        self._attendance = attendance
         self._set_ready = set_ready
         self._max_unread_reports = max_unread_reports
         self._outboxes: dict[GatewayKey, Outbox] = {}
@@ -81,10 +83,6 @@ class Engine:
         self._woken = asyncio.Event()
         self._at_rest = asyncio.Event()
         self._draining = False
-        self._epoch = Epoch(0)
-        self._step = 0
-        self._heartbeat_seconds = 1.0
-        self._renew_at = 0.0
         self.counts = EngineCounts()
 
     # ---- what the servicer calls -----------------------------------------------------------------------------
@@ -103,7 +101,14 @@ class Engine:
         self._wake()
 
     def submit(self, outbox: Outbox, submission: Submission) -> None:
-        """Let a request wait for its turn, unless its stream has ended. Raises as Scheduler.submit."""
+        """Let a request wait for its turn, unless its stream has ended.
+
+        Raises:
+            Draining: the worker leaves, or has been without a cache manager for too long.
+            OctavoError: as Scheduler.submit.
+        """
+        if self._attendance.is_cut_off:
+            raise Draining("the worker finds no cache manager and takes nothing new")
         if not outbox.closed:
             self._scheduler.submit(submission, outbox.key)
             self._wake()
@@ -121,22 +126,18 @@ class Engine:
 
     async def run(self, registration: Registration) -> None:
         """Serve until cancelled. Raises the manager's OctavoError if it will not have this worker at all."""
-        pauses = 0
         while True:
             try:
-                await self._register(registration)
-                pauses = 0
+                await self._join(registration)
+                await self._set_ready(not self._draining)
                 await self._attend()
-            except (ConnectionError, StaleEpoch, Draining) as error:
-                level = logging.DEBUG if pauses else logging.WARNING  # once per loss
-                self.counts.lost_managers += not pauses
-                log.log(level, "manager_lost", extra={"epoch": self._epoch, "reason": str(error)})
-            self._scheduler.preempt_all()
-            if not self._scheduler.has_news:
-                self._at_rest.set()
+            except ManagerLost as loss:
+                self.counts.lost_managers += 1
+                if loss.books_in_doubt:
+                    self._scheduler.preempt_all()
+                else:
+                    self._scheduler.lost()
             await self._set_ready(False)
-            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**pauses, LAST_PAUSE_SECONDS))
-            pauses = min(pauses + 1, 8)
 
     async def drain(self, grace_seconds: float) -> None:
         """Take nothing new, let what runs finish within the grace, refuse the rest, tell the manager, end streams."""
@@ -151,7 +152,7 @@ class Engine:
     async def _rested_within(self, seconds: float) -> bool:
         """Whether nothing was left to do and nothing to tell in time, or nobody to tell it to.
 
-        Judged after at least one more exchange, or one more try to find the manager.
+        Judged after at least one more look of the loop.
         """
         self._at_rest.clear()
         self._wake()
@@ -160,19 +161,40 @@ class Engine:
                 await self._at_rest.wait()
         return self._at_rest.is_set()
 
+    # ---- without a manager -----------------------------------------------------------------------------------
+
+    async def _join(self, registration: Registration) -> None:
+        """Find a manager; meanwhile, go on with what needs none."""
+        while True:
+            joining = asyncio.create_task(self._attendance.join(registration, self._scheduler, self._wake))
+            try:
+                while not joining.done():
+                    await self._step_alone(joining)
+                return await joining
+            except InventoryRefused as error:
+                log.error("inventory_refused", extra={"epoch": self._attendance.epoch, "reason": str(error)})
+                self._scheduler.preempt_all()
+            finally:
+                joining.cancel()
+                await asyncio.wait({joining})
+
+    async def _step_alone(self, joining: asyncio.Task[None]) -> None:
+        """A step that no manager need know of, or the wait for something to do."""
+        self._woken.clear()
+        plan = self._scheduler.plan_alone()
+        if plan.chunks:
+            await self._execute(plan)
+            return
+        if not self._scheduler.busy:
+            self._at_rest.set()
+        waking = asyncio.create_task(self._woken.wait())
+        await asyncio.wait({joining, waking}, return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+
     # ---- the loop --------------------------------------------------------------------------------------------
 
-    async def _register(self, registration: Registration) -> None:
-        registered = await self._client.register(replace(registration, cache_epoch=self._scheduler.cache_epoch))
-        self._epoch, self._step = registered.epoch, 0
-        self._heartbeat_seconds = registered.lease_seconds / 3
-        self._renew_at = _now() + self._heartbeat_seconds
-        told = {"lease_seconds": registered.lease_seconds, "cache_epoch": registered.cache_epoch}
-        log.info("registered", extra={"epoch": registered.epoch, **told})
-        await self._set_ready(not self._draining)
-
     async def _attend(self) -> None:
-        """Step after step, as long as the registration holds."""
+        """Step after step, until the manager is lost."""
         while True:
             self._woken.clear()
             await self._run_step()
@@ -183,56 +205,57 @@ class Engine:
     async def _run_step(self) -> None:
         before, plan = self._scheduler.preemptions, self._plan()
         while isinstance(plan, Exchange):
-            plan = self._scheduler.granted(await self._exchange(plan)) or self._plan()
+            plan = self._scheduler.granted(await self._attendance.exchange(plan)) or self._plan()
         if preempted := self._scheduler.preemptions - before:
-            log.info("sequences_preempted", extra={"sequences": preempted, "step": self._step})
+            log.info("sequences_preempted", extra={"sequences": preempted, "step": self._attendance.step})
         if plan.chunks:
-            self._publish(await self._execute(plan))
+            await self._execute(plan)
 
     def _plan(self) -> Exchange | StepPlan:
-        return self._scheduler.plan(self._epoch, self._step + 1)
+        return self._scheduler.plan(self._attendance.epoch, self._attendance.step + 1)
 
-    async def _execute(self, plan: StepPlan) -> dict[GatewayKey, StepReport]:
-        """Run the step and take its result in. However this ends, the thread has ended before."""
+    async def _execute(self, plan: StepPlan) -> None:
+        """Run the step, take its result in and tell the gateways; then raise ManagerLost if that happened meanwhile."""
         self.counts.steps += 1
         self.counts.computed_tokens += sum(len(chunk.tokens) for chunk in plan.chunks)
         running = asyncio.create_task(asyncio.to_thread(self._runner.execute, plan))
+        loss: ManagerLost | None = None
         try:
             while not running.done():
-                await asyncio.wait({running}, timeout=max(0.0, self._renew_at - _now()))
-                if self._renew_at <= _now():
-                    await self._renew()
+                wait = self._attendance.renewal_in
+                await asyncio.wait({running}, timeout=LOOK_SECONDS if wait is None else wait)
+                if loss is None and self._attendance.renewal_in == 0:
+                    loss = await self._renew()
         finally:
-            await asyncio.wait({running})
-            failure = running.exception()
-        if failure is not None:
-            self.counts.failed_steps += 1
-            log.error("step_failed", exc_info=failure, extra={"sequences": len(plan.chunks)})
-            return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
-        return self._scheduler.apply(running.result())
+            await asyncio.wait({running})  # however this ends, the thread has ended before
+        self._publish(self._outcome(running, plan))
+        if loss is not None:
+            raise loss
 
-    async def _exchange(self, exchange: Exchange) -> Grant:
-        """Raises ConnectionError or StaleEpoch when the worker must register again."""
-        self._step = exchange.step
-        self._renew_at = _now() + self._heartbeat_seconds
+    def _outcome(self, step: asyncio.Task[StepResult], plan: StepPlan) -> dict[GatewayKey, StepReport]:
+        failure = step.exception()
+        if failure is None:
+            return self._scheduler.apply(step.result())
+        log.error("step_failed", exc_info=failure, extra={"sequences": len(plan.chunks)})
+        return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
+
+    async def _renew(self) -> ManagerLost | None:
+        """Make an exchange for the lease's sake. Returns the loss of the manager, if that is what comes of it."""
+        heartbeat = self._scheduler.heartbeat(self._attendance.epoch, self._attendance.step + 1)
         try:
-            return await self._client.exchange(exchange)
-        except (StaleEpoch, Draining):
-            raise
-        except OctavoError as error:  # the two sides disagree about the books: a bug in one of them
-            log.error("exchange_refused", exc_info=error, extra={"epoch": exchange.epoch, "step": exchange.step})
-            raise StaleEpoch(f"the manager refuses step {exchange.step}") from error
-
-    async def _renew(self) -> None:
-        await self._exchange(self._scheduler.heartbeat(self._epoch, self._step + 1))
+            self._scheduler.renewed(await self._attendance.exchange(heartbeat))
+        except ManagerLost as loss:
+            return loss
+        return None
 
     async def _sleep(self) -> None:
         """Until somebody calls, or the lease wants to be renewed."""
         try:
-            async with asyncio.timeout(self._renew_at - _now()):
+            async with asyncio.timeout(self._attendance.renewal_in):
                 await self._woken.wait()
         except TimeoutError:
-            await self._renew()
+            if (loss := await self._renew()) is not None:
+                raise loss from None
 
     def _wake(self) -> None:
         self._at_rest.clear()
@@ -246,7 +269,3 @@ class Engine:
             outbox.put(report)
             if outbox.closed:
                 self._scheduler.cancel_gateway(key)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

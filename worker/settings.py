@@ -6,13 +6,17 @@ from typing import Literal
 from pydantic import ByteSize, Field
 
 from octavo.models import DEFAULT
-from octavo.settings import Address, Folder, ServiceSettings
+from octavo.settings import Addresses, Folder, ServiceSettings
 
 
 class WorkerSettings(ServiceSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
-    cache_manager: Address = Field(default="127.0.0.1:7100", description="host:port of the cache manager")
+    cache_manager: Addresses = Field(
+        default=("127.0.0.1:7100",),
+        description="host:port of the cache manager; of several, separated by commas, the worker attends one, and the "
+        "next when that one fails",
+    )
     worker_id: str | None = Field(
         default=None, max_length=128, description="what the fleet calls this worker; unset: drawn at random"
     )

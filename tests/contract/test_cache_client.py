@@ -8,7 +8,7 @@ import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch, UnknownSequence
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
-from octavo.records import Exchange, Grant, Registered, Registration, TableChange
+from octavo.records import Exchange, Grant, HeldSequence, Inventory, Registered, Registration, TableChange
 from tests.support import books
 from tests.support.fakes import LedgerClient
 from tests.support.worker_service import attend, manager_process
@@ -119,6 +119,26 @@ async def test_a_new_registration_starts_with_empty_books(client):
     new = await Attending.begin(client)
     grant = await new.exchange(attaches={1: TOKENS})
     assert (grant.attached, grant.free_blocks) == (((SequenceId(1), 0),), 16)
+
+
+async def test_a_registration_with_an_inventory_goes_on_with_what_it_tells(client):
+    old = await Attending.begin(client)
+    await old.exchange(attaches={1: TOKENS}, reserves=[(1, 10)])
+    grant = await old.exchange(commits={1: TOKENS})
+    held = HeldSequence(
+        sequence=SequenceId(1), root=REGISTRATION.pool.chain_root().hash(), tokens=TOKENS, table=(0, 1, 2), room=12
+    )
+    told = [Inventory(published=grant.published), Inventory(sequences=(held,))]
+    again = Attending(client, await client.register(REGISTRATION, told))
+    assert again.registered.epoch > old.registered.epoch
+    grant = await again.exchange(finished=[1], attaches={2: TOKENS})
+    assert (grant.attached, grant.free_blocks) == (((SequenceId(2), 8),), 14)
+
+
+async def test_an_inventory_that_contradicts_itself_is_refused(client):
+    with pytest.raises(InvalidRequest, match="3 bytes, wanted a multiple of 56"):
+        await client.register(REGISTRATION, [Inventory(published=b"123")])
+    await Attending.begin(client)
 
 
 async def test_an_exchange_without_a_registration_is_refused(client):

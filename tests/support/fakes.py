@@ -4,14 +4,17 @@ The model's pool holds token ids where a real one holds keys and values. It read
 block table before it speaks, so a wrong table, a missed copy or a block that was given away too early changes its text.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from zlib import crc32
 
 from cache_manager.core.ledger import Ledger
+from cache_manager.core.restoration import Restoration
 from octavo.errors import StaleEpoch
 from octavo.hashing import token_bytes
 from octavo.ids import Epoch
-from octavo.records import Exchange, Grant, PoolSpec, Registered, Registration, SamplingParams
+from octavo.records import Exchange, Grant, Inventory, PoolSpec, Registered, Registration, SamplingParams
 from worker.core.step import Chunk, StepPlan, StepResult
 
 Kept = int | None
@@ -96,14 +99,26 @@ class LedgerClient:
         self.registrations: list[Registration] = []
         self.exchanges: list[Exchange] = []
         self.ledger: Ledger | None = None
+        self.before_registration: Callable[[Registration], None] = lambda _: None
+        """Called with every registration; may raise in the manager's place."""
         self.before_exchange: Callable[[Exchange], None] = lambda _: None
         """Called with every exchange; may raise in the manager's place."""
 
-    async def register(self, registration: Registration) -> Registered:
-        self.registrations.append(registration)
+    async def register(self, registration: Registration, inventory: Sequence[Inventory] = ()) -> Registered:
+        self.before_registration(registration)
+        self.registrations.append(replace(registration, inventory_parts=len(inventory)))
         self._epoch = Epoch(self._epoch + 1)
-        self.ledger = Ledger(registration.pool, self._epoch)
-        return Registered(self._epoch, self._lease_seconds)
+        restoration = Restoration(registration.pool)
+        for part in inventory:
+            restoration.add(part)
+        for _ in restoration.steps():
+            await asyncio.sleep(0)
+        self.ledger = restoration.open(self._epoch, registration.cache_epoch)
+        self.ledger.check()
+        return Registered(self._epoch, self._lease_seconds, registration.cache_epoch)
+
+    def when_ended(self, tell: Callable[[], None]) -> None:
+        """There is no stream that could end."""
 
     async def exchange(self, exchange: Exchange) -> Grant:
         self.before_exchange(exchange)

@@ -6,7 +6,8 @@ from typing import Any
 
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
-from octavo.ids import CacheEpoch, Epoch, SequenceId
+from cache_manager.core.restoration import Restoration
+from octavo.ids import NEVER_RESET, CacheEpoch, Epoch, SequenceId
 from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
 from tests.support import books
 from tests.support.fakes import FunctionRunner, Model, next_token, solo_text
@@ -88,6 +89,7 @@ class World:
 
     def open_books(self) -> None:
         self.ledger = Ledger(self.spec, EPOCH, min_copy_tokens=self.min_copy_tokens)
+        self.told_cache_epoch = NEVER_RESET
         self.waits: set[tuple[SequenceId, SequenceId]] = set()
         self._step = 0
 
@@ -103,6 +105,36 @@ class World:
         self.scheduler.preempt_all()
         self.open_books()
 
+    def hear_no_answer(self) -> None:
+        """The manager takes an exchange in and dies with it, if there is something to tell or ask."""
+        exchange = self.scheduler.plan(EPOCH, self._step + 1)
+        if isinstance(exchange, StepPlan):
+            self._finish(exchange)
+        else:
+            self.ledger.apply(exchange)
+
+    def recover(self, *, alone: int = 0, opening: Callable[[], None] = lambda: None) -> None:
+        """Another manager opens the books again, after so many steps without one. `opening` is called meanwhile."""
+        preempted, told, wanted = self.scheduler.preemptions, self.told_cache_epoch, self.ledger.cache_epoch
+        self.scheduler.lost()
+        self.scheduler.check()
+        for _ in range(alone):
+            self._finish(self.scheduler.plan_alone())
+        restoration = Restoration(self.spec)
+        for part in self.scheduler.inventory():
+            restoration.add(part)
+        opening()
+        for _ in restoration.steps():
+            self._finish(self.scheduler.plan_alone())
+        self.open_books()
+        self.ledger = restoration.open(EPOCH, told, min_copy_tokens=self.min_copy_tokens)
+        if wanted > told:  # a reset that the worker had not heard of
+            self.ledger.reset(wanted)
+        self.scheduler.joined(wanted)
+        self.told_cache_epoch = wanted
+        self.ledger.check()
+        assert self.scheduler.preemptions == preempted
+
     def exchange(self) -> StepPlan | None:
         """One round with the ledger, unless the step needs none."""
         exchange = self.scheduler.plan(EPOCH, self._step + 1)
@@ -110,6 +142,7 @@ class World:
             return exchange
         self._step += 1
         grant = self.ledger.apply(exchange)
+        self.told_cache_epoch = grant.cache_epoch
         self.exchanges.append((exchange, grant))
         self.check_waits(grant)
         self.in_flight()
@@ -138,17 +171,21 @@ class World:
     def step(self) -> StepPlan:
         """One whole step."""
         plan = self.ask()
+        for chunk in plan.chunks:
+            assert tuple(chunk.table) == self.ledger.blocks(chunk.sequence)
+        self._finish(plan)
+        return plan
+
+    def _finish(self, plan: StepPlan) -> None:
+        """Run a step that was planned."""
         if plan.chunks:
             assert sum(len(chunk.tokens) for chunk in plan.chunks) <= self.max_step_tokens
-            for chunk in plan.chunks:
-                assert tuple(chunk.table) == self.ledger.blocks(chunk.sequence)
             result = self.runner.execute(plan)
             self.in_step()
             for report in self.scheduler.apply(result).values():
                 self.reports.append(report)
                 self.gateways.hear(report)
         self.scheduler.check()
-        return plan
 
     def run(self, most_steps: int = 10_000) -> None:
         """Until nothing waits or runs and the manager has been told all."""

@@ -10,6 +10,7 @@ from cache_manager.change_queue import ChangeQueue
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.manager import Manager
 from cache_manager.servicer import CacheManagerServicer
+from octavo.errors import UnknownWorker
 from octavo.ids import Incarnation, WorkerId
 from octavo.records import CacheReset, PoolAudit, PoolSpec, Registration, StepReport, Submission, WorkerInfo
 from octavo.service import Service, open_channel
@@ -19,6 +20,7 @@ from octavo.v1 import worker_pb2_grpc as v1_grpc
 from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
 from octavo.wire import report_from_wire, submission_to_wire
 from tests.support.scheduling import Gateways
+from worker.attendance import Attendance
 from worker.cache_client import AttendClient, CacheClient
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine, StepRunner
@@ -72,6 +74,15 @@ class ManagerProcess:
 
     def audit(self) -> PoolAudit:
         return self.manager.audit(WORKER_ID)
+
+    @property
+    def attended(self) -> bool:
+        """Whether the worker has registered here and is not gone."""
+        try:
+            self.manager.audit(WORKER_ID)
+        except UnknownWorker:
+            return False
+        return True
 
 
 @asynccontextmanager
@@ -142,7 +153,7 @@ class WorkerService:
 
 @asynccontextmanager
 async def worker_service(
-    pool: PoolSpec, runner: StepRunner, client: CacheClient, *, max_unread_reports: int = 1024, **limits: int
+    pool: PoolSpec, runner: StepRunner, *clients: CacheClient, max_unread_reports: int = 1024, **limits: int
 ) -> AsyncGenerator[WorkerService]:
     """A worker whose model is `runner`, for the time of the context."""
     scheduler = Scheduler(pool, **{"max_step_tokens": 64, "max_running": 16, "max_waiting": 1000, **limits})
@@ -152,7 +163,8 @@ async def worker_service(
     async def set_ready(welcome: bool) -> None:
         ready.append(welcome)
 
-    engine = Engine(scheduler, runner, client, set_ready=set_ready, max_unread_reports=max_unread_reports)
+    attendance = Attendance(clients, draw=lambda: 0.0)
+    engine = Engine(scheduler, runner, attendance, set_ready=set_ready, max_unread_reports=max_unread_reports)
     v1_grpc.add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
     port = await service.start(ready=False)
     registration = Registration(worker_id=WORKER_ID, incarnation=Incarnation(7), address=f"127.0.0.1:{port}", pool=pool)
@@ -166,7 +178,7 @@ async def worker_service(
             with suppress(asyncio.CancelledError):
                 await loop
         await service.stop(0)
-        await client.close()
+        await attendance.close()
 
 
 def attend(manager: ManagerProcess) -> AttendClient:

@@ -50,6 +50,7 @@ class Lineup:
         child = self.new_sequence(parent.request, sample, parent.tokens.copy())
         child.computed = child.reused = child.told = parent.computed
         child.cache_epoch = parent.cache_epoch
+        child.root = parent.root
         child.table = parent.table[: blocks_for(parent.computed, self._block_size)]
         return child
 
@@ -69,7 +70,7 @@ class Lineup:
         sequence.id = self._new_id()
         sequence.table = []
         sequence.computed = sequence.reused = sequence.told = 0
-        sequence.forked = False
+        sequence.root, sequence.forked = None, False
         sequence.sent_back = True
         self.wait(sequence)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from octavo.errors import Draining, OctavoError, QueueFull
 from octavo.ids import CacheEpoch, Epoch, SequenceId
-from octavo.records import Attach, Exchange, Grant, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
+from octavo.records import Attach, Exchange, Grant, Inventory, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
 from worker.core.acceptance import require_runnable
 from worker.core.admission import Doorkeeper
 from worker.core.branches import Branches
@@ -63,7 +63,7 @@ class Scheduler:
         self._asked = _Asked()
         self._step: list[tuple[Sequence, Chunk]] = []
         self._draining = False
-        self._draining_untold = False
+        self._must_tell = False
 
     # ---- what comes from the gateways ------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Take nothing new from now on, and say so in every exchange, of which there is at least one."""
-        self._draining = self._draining_untold = True
+        self._draining = self._must_tell = True
 
     def refuse_all(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
         """End every request with an error."""
@@ -107,9 +107,14 @@ class Scheduler:
     # ---- what the engine asks --------------------------------------------------------------------------------
 
     @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return len(self._requests) > 0
+
+    @property
     def has_news(self) -> bool:
         """Whether an exchange would do more than keep the lease: something waits, runs or is to be told."""
-        return len(self._requests) > 0 or self._tables.untold
+        return self.busy or self._tables.untold
 
     @property
     def cache_epoch(self) -> CacheEpoch:
@@ -139,7 +144,7 @@ class Scheduler:
     def plan(self, epoch: Epoch, step: int) -> Exchange | StepPlan:
         """The exchange that must come first, with that number; or the step at once, if there is nothing to tell or ask.
 
-        The grant must come to `granted`, or else the books are lost: `preempt_all`.
+        The grant must come to `granted`; if there is none, `lost` must be called.
         """
         forks, children = self._branches.take()
         running = share_out(self._lineup.running, self._max_step_tokens)
@@ -150,9 +155,9 @@ class Scheduler:
         commits, finished = self._tables.take_untold()
         reserves = tuple(share.reservation() for share in shares if not share.has_room(self._pool.block_size))
         self._asked = _Asked(shares, children, attached, reserves)
-        if not (commits or forks or finished or attached or reserves or self._draining_untold):
+        if not (commits or forks or finished or attached or reserves or self._must_tell):
             return self._step_plan()
-        self._draining_untold = False
+        self._must_tell = False
         return Exchange(
             epoch=epoch,
             step=step,
@@ -166,8 +171,15 @@ class Scheduler:
         )
 
     def heartbeat(self, epoch: Epoch, step: int) -> Exchange:
-        """Keeps the lease while a step runs: asks for nothing, and tells nothing of what has to wait for its end."""
+        """Keeps the lease while a step runs: asks for nothing, and tells nothing of what has to wait for its end.
+
+        The grant must come to `renewed`.
+        """
         return Exchange(epoch=epoch, step=step, load=self.load(), draining=self._draining)
+
+    def renewed(self, grant: Grant) -> None:
+        """Follow a grant that was not asked for anything: the manager may have had news of its own."""
+        self._tables.take_in(grant)
 
     def granted(self, grant: Grant) -> StepPlan | None:
         """The step that the grant makes possible, empty if nobody is left to run; None: plan and ask again."""
@@ -200,6 +212,34 @@ class Scheduler:
             self._lineup.send_back(sequence)
         return reports
 
+    # ---- without a manager -----------------------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The manager is gone. What was asked last and not answered is asked again when one is back; tables stay."""
+        self._tables.unanswered()
+        self._branches.unanswered()
+        for sequence in self._asked.attached:
+            if sequence in self._lineup.running and sequence not in self._tables:
+                self._lineup.turn_away(sequence)
+        self._asked = _Asked()
+        self._must_tell = True
+
+    def plan_alone(self) -> StepPlan:
+        """A step that no manager need know of, perhaps empty: who has room goes on in it, nobody comes in."""
+        size = self._pool.block_size
+        able = [sequence for sequence in self._lineup.running if sequence.room(size) > 0]
+        shares = share_out(able, self._max_step_tokens)
+        self._asked = _Asked([share.within_room(size) for share in shares])
+        return self._step_plan()
+
+    def inventory(self) -> tuple[Inventory, ...]:
+        """What to tell a manager without books, if there is anything. Steps alone may go on while it opens them."""
+        return self._tables.inventory()
+
+    def joined(self, cache_epoch: CacheEpoch) -> None:
+        """A manager has taken the worker in, and publishes under this cache epoch."""
+        self._tables.follow_reset(cache_epoch)
+
     def preempt_all(self) -> None:
         """The books are lost and every table with them: whoever runs waits to be computed again."""
         self._tables.forget()
@@ -208,7 +248,7 @@ class Scheduler:
             self._lineup.send_back(sequence)
             sequence.sent_back = False  # it was no shortage
         self._asked, self._step = _Asked(), []
-        self._draining_untold = self._draining
+        self._must_tell = True
 
     def check(self) -> None:
         """Assert the invariants that hold between two calls of the engine's loop."""
@@ -229,10 +269,8 @@ class Scheduler:
         born = [child for child in self._asked.children if child.id not in unmet]
         waits = dict(grant.waiting)
         came_in = [sequence for sequence in self._asked.attached if sequence.id not in waits]
-        for sequence in (*born, *came_in):
-            self._tables.enter(sequence)
-        self._tables.take_in(grant)
-        self._tables.reserved(wish.sequence for wish in self._asked.reserves if wish.sequence not in unmet)
+        met = (wish.sequence for wish in self._asked.reserves if wish.sequence not in unmet)
+        self._tables.take_in(grant, [*born, *came_in], met)
         for child in self._asked.children:
             if child.id in unmet and not child.ended:
                 self._lineup.send_back(child)  # to be attached by itself

@@ -7,7 +7,7 @@ waiting under a new id, so an id never means two tables.
 from dataclasses import dataclass, field
 from typing import NewType
 
-from octavo.ids import NEVER_RESET, BlockId, CacheEpoch, SequenceId
+from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
 from octavo.records import Submission
 
 GatewayKey = NewType("GatewayKey", int)
@@ -60,8 +60,10 @@ class Sequence:
     told: int = 0
     """Of the computed positions, those that the manager knows of."""
     table: list[BlockId] = field(default_factory=list[BlockId])
+    root: BlockHash | None = None
+    """Of its hash chain, while it has a table; opaque."""
     forked: bool = False
-    """Its last block belongs to others too, since nothing was reserved for it after a fork."""
+    """Its last block is about to be, or was, shared with children, and nothing has been reserved for it since."""
     cache_epoch: CacheEpoch = NEVER_RESET
     """Under which it was attached, or its parent was."""
     sent_back: bool = False
@@ -108,9 +110,9 @@ class Sequence:
             and self.request.submission.scope == other.request.submission.scope
         )
 
-    def has_room(self, count: int, block_size: int) -> bool:
-        """Whether the next `count` positions may be written unasked: a last block is its sequence's own to the end."""
-        return not self.forked and self.computed + count <= len(self.table) * block_size
+    def room(self, block_size: int) -> int:
+        """How many positions it may write unasked: a last block is its sequence's own to the end."""
+        return 0 if self.forked else len(self.table) * block_size - self.computed
 
     def growth(self, block_size: int) -> int:
         """Blocks to add before all known tokens have a place."""

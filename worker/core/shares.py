@@ -23,7 +23,11 @@ class Share:
 
     def has_room(self, block_size: int) -> bool:
         """Whether it may compute them unasked. What is about to be forked may: the fork reserves its position."""
-        return self.sequence.has_room(self.count, block_size)
+        return self.count <= self.sequence.room(block_size)
+
+    def within_room(self, block_size: int) -> "Share":
+        """As much of it as may be computed unasked."""
+        return Share(self.sequence, min(self.count, self.sequence.room(block_size)))
 
     def reservation(self) -> Reservation:
         """The room to ask for, counted from what the manager knows."""

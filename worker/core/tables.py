@@ -3,6 +3,9 @@
 What was computed is told when that makes a difference to somebody: when a block has become full, so that it can be
 published, before a fork, and when the sequence leaves. The rest gathers: it lies in a block that is the sequence's own.
 
+A manager that has lost the books is told all of it at once (`inventory`). What was told last and not answered is then
+part of what was done: commits stand in the inventory, and who had left is in it until the next exchange says so again.
+
 Invariants:
 - A sequence is known exactly while it is in the manager's books and nobody has asked to free it.
 - Between two steps, no known sequence has a full block that is neither told nor about to be.
@@ -11,10 +14,36 @@ Invariants:
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from octavo.ids import NEVER_RESET, SequenceId
-from octavo.records import BlockCopy, Commit, Grant
+from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
+from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory
+from worker.core.mirror import Mirror
 from worker.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Leaver:
+    """A sequence that has left and still stands in the manager's books. A grant on its way may yet change its table."""
+
+    root: BlockHash
+    tokens: tuple[int, ...]
+    """Those that were written."""
+    told: int
+    """How many of them the manager knows."""
+    table: list[BlockId]
+    forgotten: bool
+
+    def held(self, sequence: SequenceId) -> HeldSequence:
+        """It writes nothing more."""
+        return HeldSequence(
+            sequence=sequence,
+            root=self.root,
+            tokens=self.tokens,
+            table=tuple(self.table),
+            room=len(self.tokens),
+            forgotten=self.forgotten,
+        )
 
 
 class Tables:
@@ -37,11 +66,13 @@ class Tables:
         """As the last grant said, evictable ones included."""
         self.returning = 0
         """About how many blocks the frees not yet told will give back; shared ones are counted for each owner."""
+        self._mirror = Mirror(self._block_size)
         self._known: dict[SequenceId, Sequence] = {}
         self._due: dict[SequenceId, Sequence] = {}
         """Known ones that have something to tell."""
-        self._last_commits: list[Commit] = []
-        self._finished: list[SequenceId] = []
+        self._leaving: dict[SequenceId, _Leaver] = {}
+        self._unanswered: dict[SequenceId, _Leaver] = {}
+        """Those told in the exchange under way."""
         self._copies: list[BlockCopy] = []
 
     def __contains__(self, sequence: Sequence) -> bool:
@@ -51,26 +82,13 @@ class Tables:
     @property
     def untold(self) -> bool:
         """Whether the manager must still hear something."""
-        return bool(self._due or self._last_commits or self._finished)
-
-    def enter(self, sequence: Sequence) -> None:
-        """A grant says that the sequence is in the books. If it ended meanwhile, it leaves them again."""
-        self._known[sequence.id] = sequence
-        if sequence.ended:
-            self.leave(sequence)
-
-    def leave(self, sequence: Sequence) -> None:
-        """Free its blocks with the next exchange, if it has any."""
-        if self._known.pop(sequence.id, None) is not None:
-            self._due.pop(sequence.id, None)
-            if sequence.computed > sequence.told:
-                self._last_commits.append(_commit(sequence))
-            self._finished.append(sequence.id)
-            self.returning += len(sequence.table)
+        return bool(self._due or self._leaving)
 
     def known(self, sequence: SequenceId) -> Sequence | None:
         """Who has that id, if the manager keeps a table for it."""
         return self._known.get(sequence)
+
+    # ---- what the worker does --------------------------------------------------------------------------------
 
     def wrote(self, sequence: Sequence, end: int) -> None:
         """A step has written its positions up to `end`."""
@@ -86,37 +104,45 @@ class Tables:
             if sequence.computed > sequence.told:
                 self._due[parent] = sequence
 
-    def reserved(self, met: Iterable[SequenceId]) -> None:
-        """Reserves that were met: the last block of each is its own."""
-        for sequence_id in met:
-            if (sequence := self._known.get(sequence_id)) is not None:
-                sequence.forked = False
+    def leave(self, sequence: Sequence) -> None:
+        """Free its blocks with the next exchange, if it has any."""
+        if self._known.pop(sequence.id, None) is not None:
+            self._due.pop(sequence.id, None)
+            tokens = tuple(sequence.tokens[: sequence.computed])
+            self._leaving[sequence.id] = _Leaver(
+                _root(sequence), tokens, sequence.told, sequence.table, not self.publishes(sequence)
+            )
+            self.returning += len(sequence.table)
+            self._mirror.returned(sequence.table)
 
-    def take_in(self, grant: Grant) -> None:
-        """Follow the grant's reuse, table changes and copies."""
-        self.free_blocks = grant.free_blocks
-        self.cache_epoch = grant.cache_epoch
-        self._copies += grant.copies
-        for sequence_id, reused in grant.attached:
-            if (sequence := self._known.get(sequence_id)) is not None:
-                sequence.computed = sequence.reused = sequence.told = reused
-                sequence.cache_epoch = grant.cache_epoch
-        for change in grant.tables:
-            if (sequence := self._known.get(change.sequence)) is not None:
-                assert change.start <= len(sequence.table), (change, sequence.table)
-                sequence.table[change.start : change.start + len(change.blocks)] = change.blocks
+    # ---- exchanges -------------------------------------------------------------------------------------------
 
     def take_untold(self) -> tuple[tuple[Commit, ...], tuple[SequenceId, ...]]:
-        """Commits and frees for an exchange, which must reach the manager or be followed by `forget`."""
-        commits = (*self._last_commits, *map(_commit, self._due.values()))
-        finished = tuple(self._finished)
+        """Commits and frees for an exchange, whose grant must come to `take_in`, or else `unanswered` or `forget`."""
+        last = (Commit(sequence, left.tokens[left.told :]) for sequence, left in self._leaving.items())
+        commits = (*(commit for commit in last if commit.tokens), *map(_commit, self._due.values()))
         for sequence in self._due.values():
             sequence.told = sequence.computed
         self._due.clear()
-        self._last_commits.clear()
-        self._finished.clear()
+        self._unanswered, self._leaving = self._leaving, {}
         self.returning = 0
-        return commits, finished
+        return commits, tuple(self._unanswered)
+
+    def take_in(self, grant: Grant, newcomers: Iterable[Sequence] = (), met: Iterable[SequenceId] = ()) -> None:
+        """Follow a grant. Newcomers are in the books by it, but leave them again if they have ended meanwhile.
+
+        `met` are the reserves that were met: the last block of each is its own.
+        """
+        newcomers = list(newcomers)
+        self._known |= {sequence.id: sequence for sequence in newcomers}
+        self._unanswered.clear()
+        self._follow(grant)
+        for sequence_id in met:
+            if (sequence := self._known.get(sequence_id)) is not None:
+                sequence.forked = False
+        for sequence in newcomers:
+            if sequence.ended:
+                self.leave(sequence)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Copies to make before the next write."""
@@ -124,12 +150,71 @@ class Tables:
         self._copies.clear()
         return copies
 
+    def _follow(self, grant: Grant) -> None:
+        self.follow_reset(grant.cache_epoch)
+        self.free_blocks = grant.free_blocks
+        self._copies += grant.copies
+        self._mirror.take_in(grant.published, grant.evicted)
+        for (sequence_id, reused), root in zip(grant.attached, grant.roots, strict=True):
+            if (sequence := self._known.get(sequence_id)) is not None:
+                sequence.computed = sequence.reused = sequence.told = reused
+                sequence.root, sequence.cache_epoch = root, grant.cache_epoch
+        for change in grant.tables:
+            owner = self._known.get(change.sequence) or self._leaving.get(change.sequence)
+            if owner is not None:
+                assert change.start <= len(owner.table), (change, owner.table)
+                owner.table[change.start : change.start + len(change.blocks)] = change.blocks
+
+    def follow_reset(self, cache_epoch: CacheEpoch) -> None:
+        """The manager says under which cache epoch it publishes: another one ends all that was published before."""
+        if cache_epoch != self.cache_epoch:
+            self.cache_epoch = cache_epoch
+            self._mirror = Mirror(self._block_size)
+            for left in (*self._leaving.values(), *self._unanswered.values()):
+                left.forgotten = True
+
+    # ---- a lost manager --------------------------------------------------------------------------------------
+
+    def unanswered(self) -> None:
+        """The exchange under way gets no answer: who left with it still stands in the books."""
+        self._leaving = self._unanswered | self._leaving
+        self._unanswered = {}
+        self.returning = sum(len(left.table) for left in self._leaving.values())
+
+    def inventory(self) -> tuple[Inventory, ...]:
+        """All that the pool holds. If a manager opens books by it, it knows what was computed up to this call."""
+        held = [*map(self._held, self._known.values()), *(left.held(name) for name, left in self._leaving.items())]
+        for sequence in self._known.values():
+            sequence.told = sequence.computed
+        self._due.clear()
+        for left in self._leaving.values():
+            left.told = len(left.tokens)
+        return self._mirror.inventory(held)
+
+    def _held(self, sequence: Sequence) -> HeldSequence:
+        computed = sequence.computed
+        return HeldSequence(
+            sequence=sequence.id,
+            root=_root(sequence),
+            tokens=tuple(sequence.tokens[:computed]),
+            table=tuple(sequence.table),
+            room=computed + sequence.room(self._block_size),
+            ahead=tuple(sequence.tokens[computed:]) if sequence.remaining > 1 else (),
+            forgotten=not self.publishes(sequence),
+        )
+
     def check(self) -> None:
         """Assert the invariants."""
         for sequence in self._known.values():
             assert sequence.told <= sequence.computed <= len(sequence.table) * self._block_size, sequence.age
             full, told = (end // self._block_size for end in (sequence.computed, sequence.told))
             assert full == told or sequence.id in self._due, sequence.age
+
+
+def _root(sequence: Sequence) -> BlockHash:
+    """Of one that has a table."""
+    assert sequence.root is not None, sequence.age
+    return sequence.root
 
 
 def _commit(sequence: Sequence) -> Commit:

@@ -1,24 +1,22 @@
 """The worker's loop and its Serve stream, over real gRPC, with a real manager and a model that is a function."""
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
 from octavo.metrics import metrics_endpoint
-from octavo.records import Exchange, StepReport, Submission
+from octavo.records import Exchange, StepReport
 from octavo.v1 import worker_pb2 as v1
 from octavo.wire import submission_to_wire
 from tests.support import books
-from tests.support.fakes import FunctionRunner, LedgerClient, solo_text
+from tests.support.fakes import FunctionRunner, LedgerClient
 from tests.support.scheduling import SAMPLED, submission
 from tests.support.scrape import scrape
+from tests.support.turnstile import LONG, POOL, SHORT, Turnstile, assert_served, computed_once, running_long
 from tests.support.worker_service import (
-    GatewayStandIn,
     ManagerProcess,
     WorkerService,
     attend,
@@ -29,10 +27,6 @@ from tests.support.worker_service import (
 from worker.core.step import StepPlan
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
-
-POOL = books.pool_spec(num_blocks=64, vocab_size=1000)
-LONG = submission(1, range(5), 200)
-SHORT = submission(2, range(40, 47), 3)
 
 
 @pytest.fixture
@@ -50,39 +44,6 @@ def runner() -> FunctionRunner:
 async def worker(manager: ManagerProcess, runner: FunctionRunner) -> AsyncGenerator[WorkerService]:
     async with worker_service(POOL, runner, attend(manager)) as worker:
         yield worker
-
-
-def solo(wanted: Submission, sample: int = 0) -> list[int]:
-    return solo_text(
-        wanted.prompt, wanted.max_tokens, vocab_size=POOL.vocab_size, sampling=wanted.sampling, sample=sample
-    )
-
-
-def assert_served(gateway: GatewayStandIn, *requests: Submission) -> None:
-    for wanted in requests:
-        heard = gateway.heard.of(wanted.request)
-        assert heard.error is None
-        assert heard.tokens == {sample: solo(wanted, sample) for sample in range(wanted.samples)}
-
-
-class Turnstile:
-    """Lets the model run one step at a time, as the test says."""
-
-    def __init__(self, runner: FunctionRunner) -> None:
-        self._open = threading.Semaphore(0)
-        self.waiting = 0
-        runner.before_step = self._wait
-
-    def _wait(self, _: StepPlan) -> None:
-        self.waiting += 1
-        assert self._open.acquire(timeout=20)
-
-    def let_through(self, steps: int = 1) -> None:
-        self._open.release(steps)
-
-    async def until_waiting(self, steps: int) -> None:
-        """Until that many steps have begun in all."""
-        await until(lambda: self.waiting >= steps)
 
 
 # ---- requests --------------------------------------------------------------------------------------------------
@@ -248,25 +209,13 @@ async def read_all(outbox: Outbox, read: list[StepReport]) -> None:
 # ---- faults ----------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def running_long(worker: WorkerService, runner: FunctionRunner) -> AsyncGenerator[GatewayStandIn]:
-    """A long request after its third step, held there; afterwards it must end as if nothing had happened."""
-    turnstile, gateway = Turnstile(runner), worker.gateway()
-    await gateway.submit(LONG)
-    turnstile.let_through(3)
-    await turnstile.until_waiting(4)
-    yield gateway
-    turnstile.let_through(1000)
-    await gateway.until_ended(LONG)
-    assert_served(gateway, LONG)
-
-
-async def test_a_killed_manager_costs_no_request(
+async def test_a_killed_manager_costs_no_request_and_nothing_is_computed_twice(
     worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
 ):
     async with running_long(worker, runner):
         await manager.kill()
         await manager.start()
+    assert runner.computed_tokens == computed_once(LONG)
     assert worker.ready == [True, False, True]
     await until(lambda: manager.audit().held_blocks == 0)
 
@@ -290,15 +239,34 @@ async def test_a_reset_costs_no_request_and_the_next_manager_goes_on_with_its_nu
     assert manager.info().cache_epoch == number
 
 
-async def test_an_expired_lease_costs_no_request(
+async def test_a_hit_is_a_hit_after_a_restart_of_the_manager(
+    worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
+):
+    gateway = worker.gateway()
+    await gateway.submit(LONG)
+    await gateway.until_ended(LONG)
+    await until(lambda: manager.audit().held_blocks == 0)
+    cached = manager.audit().cached_blocks
+    await manager.kill()
+    await manager.start()
+    await until(lambda: len(worker.ready) == 3)
+    assert manager.audit().cached_blocks == cached > 0
+    again = submission(9, LONG.prompt, 1)
+    await gateway.submit(again)
+    await gateway.until_ended(again)
+    assert gateway.heard.of(again.request).cached_tokens == POOL.block_size
+
+
+async def test_an_expired_lease_costs_no_request_and_nothing_is_computed_twice(
     worker: WorkerService, manager: ManagerProcess, runner: FunctionRunner
 ):
     async with running_long(worker, runner):
         manager.expire()
+    assert runner.computed_tokens == computed_once(LONG)
     assert worker.ready == [True, False, True]
 
 
-async def test_a_manager_that_is_lost_while_a_step_runs_costs_no_request(runner: FunctionRunner):
+async def test_a_manager_that_is_lost_while_a_step_runs_costs_not_even_the_step(runner: FunctionRunner):
     client = LedgerClient(lease_seconds=0.01)
     losses: list[Exception] = []
 
@@ -311,6 +279,7 @@ async def test_a_manager_that_is_lost_while_a_step_runs_costs_no_request(runner:
         losses.append(ConnectionError("reset"))
         await until(lambda: not losses)
     assert len(client.registrations) == 2
+    assert runner.computed_tokens == computed_once(LONG)
 
 
 async def test_a_manager_that_refuses_an_exchange_is_asked_to_start_anew(caplog: pytest.LogCaptureFixture):
@@ -326,7 +295,7 @@ async def test_a_manager_that_refuses_an_exchange_is_asked_to_start_anew(caplog:
         await gateway.submit(LONG)
         await gateway.until_ended(LONG)
         assert_served(gateway, LONG)
-    assert len(client.registrations) == 2
+    assert [registration.inventory_parts for registration in client.registrations] == [0, 0]
     assert [record.message for record in caplog.records].count("exchange_refused") == 1
 
 
@@ -337,11 +306,10 @@ async def test_a_worker_waits_for_its_manager(runner: FunctionRunner):
     async with worker_service(POOL, runner, attend(manager)) as worker:
         gateway = worker.gateway()
         await gateway.submit(SHORT)
-        await until(lambda: worker.ready == [False])
         await manager.start()
         await gateway.until_ended(SHORT)
         assert_served(gateway, SHORT)
-        assert worker.ready[-1]
+        assert worker.ready == [True]
     await manager.kill()
 
 

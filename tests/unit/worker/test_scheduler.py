@@ -299,6 +299,37 @@ def test_a_lost_manager_costs_a_recompute_and_no_request():
     world.assert_at_rest()
 
 
+def test_a_manager_that_is_back_goes_on_with_what_the_worker_holds():
+    """S17: in the middle of everything, with an exchange that was not answered; nothing is computed twice."""
+    world = World(num_blocks=64)
+    for request in range(3):
+        world.submit(submission(request, prompt_of(request, 9), 6, samples=2, sampling=SAMPLED))
+    for _ in range(6):
+        world.hear_no_answer()
+        world.recover(alone=2)
+        world.step()
+    world.run()
+    for request in range(3):
+        world.assert_served(request)
+    world.assert_at_rest()
+    assert world.runner.computed_tokens == 3 * (9 + 2 * 5)
+
+
+def test_a_block_that_a_grant_takes_from_a_sequence_that_has_just_ended_is_not_told_as_its_own():
+    """It wrote what another had written: its block is merged away and given to the next while it is cancelled."""
+    world = World(block_size=1, num_blocks=9)
+    for request in range(2):
+        world.submit(submission(request, [1], 3, samples=2 - request))
+    world.step()
+    world.in_flight = lambda: world.scheduler.cancel(GATEWAY, 1)
+    world.step()
+    world.in_flight = lambda: None
+    world.recover()
+    world.run()
+    world.assert_served(0)
+    world.assert_at_rest()
+
+
 def test_a_step_that_fails_ends_its_own_requests_and_no_others():
     world = World(max_step_tokens=8)
     world.submit(submission(1, prompt_of(1, 8)))

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from octavo.records import PLAIN, SamplingParams, Scope, Submission
-from tests.support.scheduling import EPOCH, World, submission
+from tests.support.scheduling import World, submission
 from worker.core.sequence import GatewayKey
 
 VOCABULARY = 6
@@ -101,10 +101,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.during(moment, self.world.reset)
 
     @rule(asked=st.booleans())
-    def lose_the_manager(self, asked: bool) -> None:
-        if asked:  # and hear no answer
-            self.world.scheduler.plan(EPOCH, 1)
+    def lose_the_books(self, asked: bool) -> None:
+        """All is computed again."""
+        if asked:
+            self.world.hear_no_answer()
         self.world.lose_the_manager()
+
+    @rule(asked=st.booleans(), alone=st.integers(0, 5), request=st.integers(0, 12))
+    def lose_the_manager(self, asked: bool, alone: int, request: int) -> None:
+        """S17: a crash between any two exchanges. Nothing is computed again, and the index is as it was."""
+        if asked:
+            self.world.hear_no_answer()
+        published = set(self.world.ledger.published())
+        gateway = self.served.pop(request, GATEWAYS[0])
+        self.world.recover(alone=alone, opening=lambda: self.world.scheduler.cancel(gateway, request))
+        assert asked or published <= set(self.world.ledger.published())
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

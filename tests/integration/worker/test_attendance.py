@@ -1,0 +1,210 @@
+"""A worker without a cache manager, and between several: what it goes on with, where it goes, when it gives up."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from octavo.errors import Draining, InvalidRequest, OctavoError, Superseded
+from octavo.ids import Incarnation, WorkerId
+from octavo.records import Exchange, Registration, Submission
+from tests.support.fakes import FunctionRunner, LedgerClient
+from tests.support.scheduling import submission
+from tests.support.turnstile import LONG, POOL, SHORT, Turnstile, assert_served, computed_once
+from tests.support.worker_service import (
+    ManagerProcess,
+    WorkerService,
+    attend,
+    manager_process,
+    until,
+    worker_service,
+)
+from worker.attendance import Attendance
+from worker.core.scheduler import Scheduler
+
+REGISTRATION = Registration(worker_id=WorkerId("w"), incarnation=Incarnation(7), address="127.0.0.1:1", pool=POOL)
+
+
+class Moody(LedgerClient):
+    """A manager that is away, or refuses, when the test says so."""
+
+    def __init__(self, lease_seconds: float = 60.0) -> None:
+        super().__init__(lease_seconds)
+        self.away = False
+        self.refusal: OctavoError | None = None
+        """Of the next inventory."""
+        self.tries = 0
+        """To find it while it was away."""
+        self.before_exchange = self.before_registration = self._judge
+
+    def _judge(self, asked: Exchange | Registration) -> None:
+        if self.away:
+            self.tries += 1
+            raise ConnectionError("away")
+        if isinstance(asked, Registration) and asked.last_epoch and self.refusal is not None:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+
+
+@pytest.fixture
+def runner() -> FunctionRunner:
+    return FunctionRunner(POOL)
+
+
+class Held:
+    """A worker, and a long request of which one step has run; the next one waits at the turnstile."""
+
+    def __init__(self, worker: WorkerService, runner: FunctionRunner) -> None:
+        self.worker = worker
+        self.runner = runner
+        self.turnstile = Turnstile(runner)
+        self.gateway = worker.gateway()
+
+    @classmethod
+    async def begin(cls, worker: WorkerService, runner: FunctionRunner) -> "Held":
+        held = cls(worker, runner)
+        await held.gateway.submit(LONG)
+        held.turnstile.let_through()
+        await held.turnstile.until_waiting(2)
+        return held
+
+    async def lose(self, manager: Moody) -> None:
+        """Let steps run until the worker has noticed that the manager is away, and is out of room."""
+        manager.away = True
+        self.turnstile.let_through(1000)
+        await until(lambda: manager.tries > 1)
+
+    async def finish(self, *requests: Submission) -> None:
+        self.turnstile.let_through(1000)
+        await self.gateway.until_ended(LONG, *requests)
+        assert_served(self.gateway, LONG, *requests)
+
+
+async def test_a_worker_computes_on_in_its_blocks_and_then_where_it_stands(runner: FunctionRunner):
+    """No further than there is room, and nobody comes in meanwhile."""
+    manager = Moody()
+    async with worker_service(POOL, runner, manager) as worker:
+        held = await Held.begin(worker, runner)
+        await held.lose(manager)
+        await held.gateway.submit(SHORT)
+        await until(lambda: worker.scheduler.load().waiting_sequences == 1)
+        chunks = [(chunk.start, chunk.end) for step in runner.steps for chunk in step.chunks]
+        assert chunks == [(0, 5), (5, 6), (6, 7), (7, 8)]
+        manager.away = False
+        await held.finish(SHORT)
+    assert runner.computed_tokens == computed_once(LONG) + computed_once(SHORT)
+    assert [registration.inventory_parts > 0 for registration in manager.registrations] == [False, True]
+    assert worker.ready == [True, False, True]
+
+
+async def test_what_is_cancelled_meanwhile_is_freed_by_the_next_exchange(runner: FunctionRunner):
+    manager = Moody()
+    async with worker_service(POOL, runner, manager) as worker:
+        held = await Held.begin(worker, runner)
+        await held.lose(manager)
+        await held.gateway.cancel(LONG.request)
+        await until(lambda: not worker.scheduler.busy)
+        manager.away = False
+        await until(lambda: not worker.scheduler.has_news)
+        assert manager.ledger is not None
+        assert (manager.ledger.num_held, manager.ledger.num_cached) == (0, 2)
+
+
+async def test_a_worker_whose_inventory_is_refused_computes_again(
+    runner: FunctionRunner, caplog: pytest.LogCaptureFixture
+):
+    manager = Moody()
+    manager.refusal = InvalidRequest("inventory.published: 3 bytes")
+    async with worker_service(POOL, runner, manager) as worker:
+        held = await Held.begin(worker, runner)
+        await held.lose(manager)
+        manager.away = False
+        await held.finish()
+    assert [registration.inventory_parts for registration in manager.registrations] == [0, 0]
+    assert runner.computed_tokens > computed_once(LONG)
+    assert [record.message for record in caplog.records].count("inventory_refused") == 1
+
+
+async def test_a_worker_whose_place_was_taken_leaves_for_good(runner: FunctionRunner):
+    """S44: it says why, and does not come again."""
+    manager = Moody()
+    manager.refusal = Superseded("worker w is another process, which first registered in epoch 9")
+    async with worker_service(POOL, runner, manager) as worker:
+        held = await Held.begin(worker, runner)
+        await held.lose(manager)
+        manager.away = False
+        with pytest.raises(Superseded, match="another process"):
+            await worker.loop
+    assert len(manager.registrations) == 1
+
+
+async def test_a_worker_without_a_manager_for_a_lease_time_takes_nothing_new_and_loses_nothing(
+    runner: FunctionRunner,
+):
+    manager = Moody(lease_seconds=0.01)
+    async with worker_service(POOL, runner, manager) as worker:
+        held = await Held.begin(worker, runner)
+        await held.lose(manager)
+        outbox = worker.engine.open_outbox()
+        numbers = itertools.count()
+
+        def refused() -> bool:
+            try:
+                worker.engine.submit(outbox, submission(next(numbers), [1], 1))
+            except Draining as error:
+                return "finds no cache manager" in str(error)
+            return False
+
+        await until(refused)
+        worker.engine.close_outbox(outbox)
+        manager.away = False
+        await held.finish()
+    assert runner.computed_tokens == computed_once(LONG)
+
+
+async def kill(manager: ManagerProcess) -> None:
+    await manager.kill()
+
+
+async def hand_over(manager: ManagerProcess) -> None:
+    manager.manager.close()
+
+
+@pytest.mark.parametrize("leave", [kill, hand_over])
+async def test_a_worker_takes_what_it_holds_to_the_next_manager(
+    runner: FunctionRunner, leave: Callable[[ManagerProcess], Awaitable[None]]
+):
+    async with (
+        manager_process() as one,
+        manager_process() as other,
+        worker_service(POOL, runner, attend(one), attend(other)) as worker,
+    ):
+        held = await Held.begin(worker, runner)
+        first, second = (one, other) if one.attended else (other, one)
+        assert not second.attended
+        await leave(first)
+        await held.finish()
+        await until(lambda: second.attended and second.audit().held_blocks == 0)
+        assert second.audit().cached_blocks == computed_once(LONG) // POOL.block_size
+        assert worker.ready == [True, False, True]
+    assert runner.computed_tokens == computed_once(LONG)
+
+
+async def test_an_idle_worker_notices_at_once_that_its_manager_is_gone(runner: FunctionRunner):
+    """Its next heartbeat would be due in twenty seconds."""
+    async with manager_process() as manager, worker_service(POOL, runner, attend(manager)) as worker:
+        await until(lambda: worker.ready == [True])
+        await manager.kill()
+        await until(lambda: worker.ready == [True, False])
+        await manager.start()
+        await until(lambda: worker.ready == [True, False, True])
+
+
+async def test_workers_spread_over_the_managers():
+    managers = [LedgerClient() for _ in range(3)]
+    holder = Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
+    for number in range(12):
+        registration = replace(REGISTRATION, worker_id=WorkerId(f"worker-{number}"))
+        await Attendance(managers, draw=lambda: 0.0).join(registration, holder, lambda: None)
+    assert all(manager.registrations for manager in managers)

@@ -1,0 +1,190 @@
+"""Which cache manager a worker attends: one of a list, the next one when that one fails.
+
+    await attendance.join(registration, inventory)   until one has taken the worker in
+    grant = await attendance.exchange(exchange)      until that raises ManagerLost; then join again
+
+A worker begins with a manager that its id picks, so that a fleet spreads over the managers. One that leaves or cannot
+be reached is given up for the next; one that only says that the epoch is over is asked again first. After each round
+through the list there is a pause of 100 to 500 ms, drawn anew, so that workers do not come back in step.
+
+The lease: the manager wants to hear from the worker before it runs out (`renewal_in`). When it has run out, the manager
+has given the worker up, and so may have the gateways (`is_cut_off`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+from zlib import crc32
+
+from octavo.errors import Draining, OctavoError, StaleEpoch, Superseded
+from octavo.ids import NO_EPOCH, CacheEpoch
+from octavo.records import Exchange, Grant, Inventory, Registration
+from worker.cache_client import CacheClient
+
+log = logging.getLogger("octavo.worker.attendance")
+
+_LEAST_PAUSE_SECONDS = 0.1
+_PAUSE_SPREAD_SECONDS = 0.4
+
+Draw = Callable[[], float]
+"""A random number in [0, 1)."""
+
+
+class Holder(Protocol):
+    """What knows the pool that the worker comes with."""
+
+    @property
+    def cache_epoch(self) -> CacheEpoch:
+        """Under which its blocks are published, as it was told last."""
+        ...
+
+    def inventory(self) -> Sequence[Inventory]:
+        """What the pool holds; no part if that is nothing."""
+        ...
+
+    def joined(self, cache_epoch: CacheEpoch) -> None:
+        """A manager has opened books for it, and publishes under this cache epoch."""
+        ...
+
+
+class ManagerLost(Exception):
+    """The worker has to join again."""
+
+    def __init__(self, why: str, *, books_in_doubt: bool = False) -> None:
+        """`books_in_doubt`: the manager and the worker disagree, so the worker must not go on from what it knows."""
+        super().__init__(why)
+        self.books_in_doubt = books_in_doubt
+
+
+class InventoryRefused(Exception):
+    """A manager will not open books again as the worker tells; it may take the worker with an empty pool."""
+
+
+class Attendance:
+    """The managers, and the registration with one of them."""
+
+    def __init__(self, managers: Sequence[CacheClient], draw: Draw) -> None:
+        assert managers, "managers: 0, wanted at least 1"
+        self._managers = managers
+        self._draw = draw
+        self._at: int | None = None
+        self._first_epoch = NO_EPOCH
+        self._lease_seconds = 1.0
+        self._lease_ends: float | None = None
+        self._renew_at: float | None = None
+        self._ended: Callable[[], None] = lambda: None
+        self.epoch = NO_EPOCH
+        """The last that was given."""
+        self.step = 0
+        """Of the last exchange in it."""
+
+    @property
+    def renewal_in(self) -> float | None:
+        """Seconds until an exchange must be made to keep the lease, 0 if it is time; None while nobody is attended."""
+        return None if self._renew_at is None else max(0.0, self._renew_at - _now())
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a lease was held and has run out."""
+        return self._renew_at is None and self._lease_ends is not None and self._lease_ends <= _now()
+
+    async def join(self, registration: Registration, holder: Holder, ended: Callable[[], None]) -> None:
+        """Return when a manager has taken the worker in.
+
+        `holder` is asked at each try anew. `ended` is called when the stream ends, though nobody has asked anything:
+        then it is time for an exchange, which says why.
+
+        Raises:
+            InventoryRefused: a manager refused what the worker told.
+            Superseded: another process has taken this worker's place.
+            OctavoError: a manager will not have this worker at all.
+        """
+        tries = 0
+        if self._at is None:
+            self._at = crc32(registration.worker_id.encode()) % len(self._managers)
+        self._ended = ended
+        while not await self._try(registration, holder):
+            tries += 1
+            self._at = (self._at + 1) % len(self._managers)
+            if tries % len(self._managers) == 0:
+                await asyncio.sleep(_LEAST_PAUSE_SECONDS + _PAUSE_SPREAD_SECONDS * self._draw())
+
+    async def _try(self, registration: Registration, holder: Holder) -> bool:
+        """Whether the manager whose turn it is has taken the worker in."""
+        ours = replace(
+            registration, first_epoch=self._first_epoch, last_epoch=self.epoch, cache_epoch=holder.cache_epoch
+        )
+        inventory, asked_at = holder.inventory(), _now()
+        try:
+            registered = await self._manager.register(ours, inventory)
+        except (ConnectionError, StaleEpoch, Draining) as error:
+            log.debug("manager_not_joined", extra={"manager": self._at, "reason": str(error)})
+            return False
+        except OctavoError as error:
+            if inventory and not isinstance(error, Superseded):
+                raise InventoryRefused(str(error)) from error
+            raise
+        self.epoch, self.step = registered.epoch, 0
+        holder.joined(registered.cache_epoch)
+        self._first_epoch = self._first_epoch or registered.epoch
+        self._lease_seconds = registered.lease_seconds
+        self._heard(asked_at)
+        self._manager.when_ended(self._hurry)
+        log.info(
+            "registered",
+            extra={
+                "epoch": self.epoch,
+                "lease_seconds": self._lease_seconds,
+                "cache_epoch": registered.cache_epoch,
+                "inventory_parts": len(inventory),
+            },
+        )
+        return True
+
+    async def exchange(self, exchange: Exchange) -> Grant:
+        """Make the next exchange. Raises ManagerLost when the worker must join again."""
+        self.step, asked_at = exchange.step, _now()
+        try:
+            grant = await self._manager.exchange(exchange)
+        except (ConnectionError, Draining) as error:
+            raise self._lost(str(error), give_up=True) from error
+        except StaleEpoch as error:
+            raise self._lost(str(error), give_up=False) from error
+        except OctavoError as error:  # a bug in one of the two
+            log.error("exchange_refused", exc_info=error, extra={"epoch": exchange.epoch, "step": exchange.step})
+            raise self._lost(f"it refuses step {exchange.step}", give_up=False, books_in_doubt=True) from error
+        self._heard(asked_at)
+        return grant
+
+    async def close(self) -> None:
+        """Leave."""
+        for manager in self._managers:
+            await manager.close()
+
+    @property
+    def _manager(self) -> CacheClient:
+        assert self._at is not None, "join first"
+        return self._managers[self._at]
+
+    def _heard(self, asked_at: float) -> None:
+        """The manager has heard the worker, not before this moment."""
+        self._lease_ends = asked_at + self._lease_seconds
+        self._renew_at = asked_at + self._lease_seconds / 3
+
+    def _hurry(self) -> None:
+        if self._renew_at is not None:
+            self._renew_at = _now()
+            self._ended()
+
+    def _lost(self, why: str, *, give_up: bool, books_in_doubt: bool = False) -> ManagerLost:
+        log.warning("manager_lost", extra={"epoch": self.epoch, "manager": self._at, "reason": why})
+        self._renew_at = None
+        if give_up and self._at is not None:
+            self._at = (self._at + 1) % len(self._managers)
+        return ManagerLost(why, books_in_doubt=books_in_doubt)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
