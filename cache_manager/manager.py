@@ -145,7 +145,7 @@ class Manager:
             OctavoError: as `register`.
         """
         self._require_welcome(registration, now)
-        return Restoration(registration.pool, eviction=self._eviction.policy(registration.pool))
+        return Restoration(registration.pool, eviction=self._eviction.policy(registration.pool), now=now)
 
     def register(
         self, registration: Registration, now: float, ended: Ended, restoration: Restoration | None = None

@@ -1,6 +1,7 @@
 """What a worker keeps about each published block of its pool, so that lost books can be opened again from it.
 
     u32 block ‖ u32 block before it in its chain, or NO_BLOCK ‖ 32 bytes root of the chain ‖ its tokens as u32
+    ‖ 8 bytes tenant on whose account it is, zeros for nobody ‖ u32 retain_seconds of the request that published it
 
 Little-endian, of one size within a pool. The manager writes records into its grants and reads them from an inventory; a
 worker keeps them by block and looks at nothing but the first number. A fact about a block that must survive its manager
@@ -11,17 +12,18 @@ from collections.abc import Iterator
 from struct import Struct
 
 from octavo.errors import InvalidRequest
-from octavo.hashing import HASH_BYTES, TOKEN_BYTES
-from octavo.ids import BlockHash, BlockId
+from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES, TOKEN_BYTES
+from octavo.ids import NOBODY, BlockHash, BlockId, TenantTag
 
 NO_BLOCK = BlockId(2**32 - 1)
 """Stands before the first block of a chain."""
 
-BlockRecord = tuple[BlockId, BlockId, BlockHash, bytes]
-"""(block, the block before it or NO_BLOCK, root of its chain, its tokens as they are hashed)."""
+BlockRecord = tuple[BlockId, BlockId, BlockHash, bytes, TenantTag, int]
+"""(block, the one before it or NO_BLOCK, root of its chain, its tokens as they are hashed, tenant, retain_seconds)."""
 
 _HEAD = Struct("<II")
 _BLOCK = Struct("<I")
+_CLAIM = Struct(f"<{TENANT_TAG_BYTES}sI")
 _pack_head = _HEAD.pack
 
 
@@ -30,9 +32,19 @@ def record_bytes(block_size: int) -> int:
     return _layout(block_size).size
 
 
-def record_parts(block: BlockId, parent: BlockId, root: BlockHash, tokens: bytes) -> tuple[bytes, ...]:
+def claim(tenant: TenantTag, retain_seconds: int) -> bytes:
+    """The end of the records of all blocks that one sequence publishes."""
+    return _CLAIM.pack(tenant, retain_seconds)
+
+
+NO_CLAIM = claim(NOBODY, 0)
+
+
+def record_parts(
+    block: BlockId, parent: BlockId, root: BlockHash, tokens: bytes, claim: bytes = NO_CLAIM
+) -> tuple[bytes, ...]:
     """What makes a record when it is joined. `parent` is NO_BLOCK for the first block of a chain."""
-    return _pack_head(block, parent), root, tokens
+    return _pack_head(block, parent), root, tokens, claim
 
 
 def split_records(field: str, raw: bytes, block_size: int) -> Iterator[tuple[BlockId, bytes]]:
@@ -52,7 +64,7 @@ def read_records(field: str, raw: bytes, block_size: int) -> Iterator[BlockRecor
 
 
 def _layout(block_size: int) -> Struct:
-    return Struct(f"{_HEAD.format}{HASH_BYTES}s{TOKEN_BYTES * block_size}s")
+    return Struct(f"{_HEAD.format}{HASH_BYTES}s{TOKEN_BYTES * block_size}s{TENANT_TAG_BYTES}sI")
 
 
 def _require_whole(field: str, raw: bytes, block_size: int) -> Struct:

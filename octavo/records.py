@@ -177,6 +177,9 @@ class HeldSequence:
     """The rest of the prompt that it was attached with, while that is being computed."""
     forgotten: bool = False
     """It was attached before the last reset: nothing of it is published."""
+    tenant: TenantTag = NOBODY
+    retain_seconds: int = 0
+    """This and the tenant as it was attached with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -416,6 +416,8 @@ def inventory_to_wire(inventory: Inventory) -> cache_manager_v1.Inventory:
                 room=held.room,
                 ahead=pack(held.ahead),
                 forgotten=held.forgotten,
+                tenant=held.tenant,
+                retain_seconds=held.retain_seconds,
             )
             for held in inventory.sequences
         ],
@@ -436,6 +438,8 @@ def _held_from_wire(message: cache_manager_v1.HeldSequence) -> HeldSequence:
         room=message.room,
         ahead=unpack("inventory.sequences.ahead", message.ahead),
         forgotten=message.forgotten,
+        tenant=_tenant_from_wire("inventory.sequences", message),
+        retain_seconds=message.retain_seconds,
     )
 
 
@@ -554,7 +558,9 @@ def _scope_from_wire(
     )
 
 
-def _tenant_from_wire(path: str, message: cache_manager_v1.Attach | worker_v1.Submit) -> TenantTag:
+def _tenant_from_wire(
+    path: str, message: cache_manager_v1.Attach | cache_manager_v1.HeldSequence | worker_v1.Submit
+) -> TenantTag:
     return TenantTag(_absent_or_whole(f"{path}.tenant", message.tenant, TENANT_TAG_BYTES))
 
 

@@ -7,7 +7,7 @@ the first block. So what one account keeps never leaves a hole in the chain of a
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from octavo.ids import BlockId, TenantTag
+from octavo.ids import NOBODY, BlockId, TenantTag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class Account:
     """One tenant's, or that of all who are not named."""
 
     number: int
+    tenant: TenantTag
     allowance: Allowance
     blocks: int = 0
     """Published and not given up. Not counted for those who are not named: they have no floor."""
@@ -51,9 +52,9 @@ class Accounts:
 
     def __init__(self, allowances: Allowances) -> None:
         assert allowances.others.floor_blocks == 0, "a floor is owed to somebody"
-        self.others = Account(0, allowances.others)
+        self.others = Account(0, NOBODY, allowances.others)
         self._named = {
-            tenant: Account(number, allowance)
+            tenant: Account(number, tenant, allowance)
             for number, (tenant, allowance) in enumerate(allowances.named.items(), start=1)
         }
         self.owners: dict[BlockId, Account] = {}

@@ -39,6 +39,7 @@ from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
 from cache_manager.core.prefix_index import NextHash
 from cache_manager.core.single_flight import WaitFor
 from cache_manager.core.usage import PoolUsage, usage_of
+from octavo.block_record import claim
 from octavo.errors import PoolExhausted
 from octavo.hashing import hit_candidates, next_hash, token_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
@@ -437,10 +438,11 @@ class Ledger:
             new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
         if new:
             hashes = tuple([self._index.hash_of(block) for block in new])
-            self._pool.publish(new, self._account_of(table, new))
+            account = self._account_of(table, new)
+            self._pool.publish(new, account)
             self._rehearsal.publish(new, hashes)
             self._changes.published(hashes)
-            self._news.published(table.root, new)
+            self._news.published(table.root, new, claim(account.tenant, table.retain_seconds))
             self._stats.published_blocks += len(new)
 
     def _account_of(self, table: BlockTable, new: Sequence[BlockId]) -> Account:

@@ -15,13 +15,13 @@ class MirrorNews:
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
-        self._published: list[tuple[BlockHash, Sequence[BlockId]]] = []
-        """(root of their chain, blocks)."""
+        self._published: list[tuple[BlockHash, bytes, Sequence[BlockId]]] = []
+        """(root of their chain, claim, blocks)."""
         self._evicted: list[BlockId] = []
 
-    def published(self, root: BlockHash, blocks: Sequence[BlockId]) -> None:
+    def published(self, root: BlockHash, blocks: Sequence[BlockId], claim: bytes) -> None:
         """These blocks can be found from now on."""
-        self._published.append((root, blocks))
+        self._published.append((root, claim, blocks))
 
     def evicted(self, blocks: Sequence[BlockId]) -> None:
         """What was published in some of these blocks is gone."""
@@ -37,12 +37,12 @@ class MirrorNews:
         if not self._published:
             return b""
         parts: list[bytes] = []
-        for root, blocks in self._published:
+        for root, claim, blocks in self._published:
             for block in blocks:
                 place = self._index.place_of(block)
                 if place is not None:
                     before, tokens = place
-                    parts += record_parts(block, before if isinstance(before, int) else NO_BLOCK, root, tokens)
+                    parts += record_parts(block, before if isinstance(before, int) else NO_BLOCK, root, tokens, claim)
         self._published.clear()
         return b"".join(parts)
 

@@ -25,7 +25,7 @@ from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
 from octavo.hashing import TOKEN_BYTES, next_hash, token_bytes, tokens_of_bytes
 from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId
-from octavo.records import HeldSequence, Inventory, PoolSpec
+from octavo.records import MAX_RETAIN_SECONDS, HeldSequence, Inventory, PoolSpec
 
 BLOCKS_AT_ONCE = 512
 """Between two steps: about a millisecond."""
@@ -35,16 +35,28 @@ class Restoration:
     """The books of one worker while they are opened again: `add` every part, go through `steps`, then `open`."""
 
     def __init__(
-        self, spec: PoolSpec, *, next_hash: NextHash = next_hash, eviction: EvictionPolicy = SEGMENTED
+        self,
+        spec: PoolSpec,
+        *,
+        next_hash: NextHash = next_hash,
+        eviction: EvictionPolicy = SEGMENTED,
+        now: float = 0.0,
     ) -> None:
-        """Raises InvalidRequest where there can be no such pool."""
+        """What requests have had retained is so for as long again from `now` on.
+
+        Raises:
+            InvalidRequest: there can be no such pool.
+        """
         self._spec = spec
         self._next_hash = next_hash
         self._books = empty_books(spec, next_hash, eviction)
+        self._books.pool.order.tell_time(now)
         self._records: dict[BlockId, BlockRecord] = {}
         """Not published yet, the one to be reused first ahead."""
         self._roots: dict[BlockId, BlockHash] = {}
         """Of the published blocks, parents first."""
+        self._retained: dict[BlockId, int] = {}
+        """Seconds, of the published blocks that are to be retained."""
         self._held: dict[SequenceId, HeldSequence] = {}
         self._places: dict[BlockId, Place] = {}
         """What tables say of blocks that are not published, full ones and tails."""
@@ -82,6 +94,8 @@ class Restoration:
         for sequence, table in self._books.tables.items():
             self._require_private(sequence, table)
         tails_first = list(reversed(self._roots))
+        if self._retained:
+            self._retain(tails_first)
         for at in range(0, len(tails_first), BLOCKS_AT_ONCE):
             self._books.pool.release(tails_first[at : at + BLOCKS_AT_ONCE])
             yield
@@ -131,23 +145,37 @@ class Restoration:
 
     def _publish(self, chain: Sequence[BlockRecord]) -> None:
         """Publish blocks that follow one another. They keep a reference until all tables have theirs."""
-        blocks, _, roots, tokens = zip(*chain, strict=True)
+        blocks, _, roots, tokens, tenants, retained = zip(*chain, strict=True)
         field, root = "inventory.published", roots[0]
         self._require_blocks(field, blocks)
         self._require_tokens(field, b"".join(tokens))
-        settled = self._books.index.offer(blocks, self._before(chain[0]), tokens)
+        before = self._before(chain[0])
+        settled = self._books.index.offer(blocks, before, tokens)
         for block, known, own_root in zip(blocks, settled, roots, strict=True):
             if own_root != root:
                 raise InvalidRequest(f"{field}: block {block} has root {own_root.hex()}, before it is {root.hex()}")
             if known != block:
                 raise InvalidRequest(f"{field}: block {block} holds what block {known} holds")
         self._roots.update(dict.fromkeys(blocks, root))
-        self._books.pool.claim(blocks)
-        self._books.pool.publish(blocks)
+        pool = self._books.pool
+        pool.claim(blocks)
+        first = pool.accounts.of_tenant(tenants[0])
+        pool.publish(blocks, pool.accounts.of_block(before) if isinstance(before, int) else first)
+        self._retained.update((block, seconds) for block, seconds in zip(blocks, retained, strict=True) if seconds)
+
+    def _retain(self, tails_first: Sequence[BlockId]) -> None:
+        """Retain blocks as their records say, and those before them for as long."""
+        for block in tails_first:
+            seconds = min(self._retained.get(block, 0), MAX_RETAIN_SECONDS)
+            if seconds:
+                self._books.pool.order.retain((block,), seconds)
+                before = self._books.index.block_before(block)
+                if before is not None:
+                    self._retained[before] = max(seconds, self._retained.get(before, 0))
 
     def _before(self, record: BlockRecord) -> Parent:
         """What stands before the first block of a chain, or of a piece of one."""
-        block, parent, root, _ = record
+        block, parent, root, *_ = record
         if parent == NO_BLOCK:
             return root
         if parent not in self._roots:
@@ -173,6 +201,8 @@ class Restoration:
             room=held.room,
             published=0,
             forgotten=held.forgotten,
+            tenant=held.tenant,
+            retain_seconds=min(held.retain_seconds, MAX_RETAIN_SECONDS),
         )
         self._require_places(name, table)
         pool.share([block for block in table.blocks if pool.references(block)])

@@ -198,6 +198,8 @@ class HeldSequence(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
     FORGOTTEN_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     root: _builtins.bytes
     """32 bytes of Grant.roots; a child's are its parent's"""
@@ -211,6 +213,9 @@ class HeldSequence(_message.Message):
     """u32: the rest of the prompt that it was attached with, while it is being computed"""
     forgotten: _builtins.bool
     """it was attached before the cache epoch changed: nothing of it is published"""
+    tenant: _builtins.bytes
+    """this and what follows: see Attach"""
+    retain_seconds: _builtins.int
     def __init__(
         self,
         *,
@@ -221,10 +226,12 @@ class HeldSequence(_message.Message):
         room: _builtins.int = ...,
         ahead: _builtins.bytes = ...,
         forgotten: _builtins.bool = ...,
+        tenant: _builtins.bytes = ...,
+        retain_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "forgotten", b"forgotten", "room", b"room", "root", b"root", "sequence", b"sequence", "table", b"table", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "forgotten", b"forgotten", "retain_seconds", b"retain_seconds", "room", b"room", "root", b"root", "sequence", b"sequence", "table", b"table", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,6 +119,8 @@ inventories = record(
             room=u32,
             ahead=some_tokens,
             forgotten=st.booleans(),
+            tenant=tenants,
+            retain_seconds=u32,
         )
     ),
 )
@@ -356,7 +358,7 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), tokens=BYTES), "inventory.sequences.tokens: 5 bytes"),
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), table=BYTES), "inventory.sequences.table: 5 bytes"),
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), ahead=BYTES), "inventory.sequences.ahead: 5 bytes"),
-    (records_of_four, manager_v1.Inventory(published=BYTES), "inventory.published: 5 bytes, wanted a multiple of 56"),
+    (records_of_four, manager_v1.Inventory(published=BYTES), "inventory.published: 5 bytes, wanted a multiple of 68"),
     (wire.prompt_to_explain_from_wire, manager_v1.ExplainPromptRequest(tokens=BYTES), "explain.tokens: 5 bytes"),
     (
         wire.description_from_wire,

@@ -1,9 +1,9 @@
 """What a worker knows of its own books, learnt from nothing but its exchanges and their grants."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.block_record import split_records
-from octavo.ids import NEVER_RESET, BlockHash, BlockId, SequenceId
+from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, SequenceId, TenantTag
 from octavo.records import Exchange, Grant, HeldSequence, Inventory
 
 
@@ -17,6 +17,8 @@ class Known:
     room: int = 0
     prompt: list[int] = field(default_factory=list[int])
     forgotten: bool = False
+    tenant: TenantTag = NOBODY
+    retain_seconds: int = 0
 
 
 class Mirror:
@@ -51,9 +53,12 @@ class Mirror:
             self._bear(fork.parent, [child for child in fork.children if child not in unmet])
         for sequence in exchange.finished:
             self._let_go(self.sequences.pop(sequence).table)
-        tokens = {attach.sequence: list(attach.tokens) for attach in exchange.attaches}
+        attached = {attach.sequence: attach for attach in exchange.attaches}
         for (sequence, reused), root in zip(grant.attached, grant.roots, strict=True):
-            self.sequences[sequence] = Known(root, tokens[sequence][:reused], room=reused, prompt=tokens[sequence])
+            attach = attached[sequence]
+            self.sequences[sequence] = known = Known(root, list(attach.tokens[:reused]), room=reused)
+            known.prompt = list(attach.tokens)
+            known.tenant, known.retain_seconds = attach.tenant, attach.retain_seconds
         for change in grant.tables:
             table = self.sequences[change.sequence].table
             table[change.start : change.start + len(change.blocks)] = change.blocks
@@ -69,7 +74,7 @@ class Mirror:
         known = self.sequences[parent]
         length = len(known.tokens)
         for child in children:
-            self.sequences[child] = Known(known.root, known.tokens.copy(), room=length, forgotten=known.forgotten)
+            self.sequences[child] = replace(known, tokens=known.tokens.copy(), table=[], room=length, prompt=[])
         if children and length % self._size:
             known.room = length
 
@@ -93,6 +98,8 @@ class Mirror:
             room=known.room,
             ahead=tuple(known.prompt[len(known.tokens) :]),
             forgotten=known.forgotten,
+            tenant=known.tenant,
+            retain_seconds=known.retain_seconds,
         )
 
     def _let_go(self, blocks: list[BlockId]) -> None:

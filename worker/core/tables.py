@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
-from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory
+from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory, Submission
 from worker.core.mirror import Mirror
 from worker.core.sequence import Sequence
 
@@ -33,6 +33,7 @@ class _Leaver:
     """How many of them the manager knows."""
     table: list[BlockId]
     forgotten: bool
+    submission: Submission
 
     def held(self, sequence: SequenceId) -> HeldSequence:
         """It writes nothing more."""
@@ -43,6 +44,8 @@ class _Leaver:
             table=tuple(self.table),
             room=len(self.tokens),
             forgotten=self.forgotten,
+            tenant=self.submission.tenant,
+            retain_seconds=self.submission.retain_seconds,
         )
 
 
@@ -110,7 +113,12 @@ class Tables:
             self._due.pop(sequence.id, None)
             tokens = tuple(sequence.tokens[: sequence.computed])
             self._leaving[sequence.id] = _Leaver(
-                _root(sequence), tokens, sequence.told, sequence.table, not self.publishes(sequence)
+                root=_root(sequence),
+                tokens=tokens,
+                told=sequence.told,
+                table=sequence.table,
+                forgotten=not self.publishes(sequence),
+                submission=sequence.request.submission,
             )
             self.returning += len(sequence.table)
             self._mirror.returned(sequence.table)
@@ -201,6 +209,8 @@ class Tables:
             room=computed + sequence.room(self._block_size),
             ahead=tuple(sequence.tokens[computed:]) if sequence.remaining > 1 else (),
             forgotten=not self.publishes(sequence),
+            tenant=sequence.request.submission.tenant,
+            retain_seconds=sequence.request.submission.retain_seconds,
         )
 
     def check(self) -> None:

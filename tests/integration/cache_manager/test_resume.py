@@ -69,7 +69,7 @@ async def test_the_same_manager_takes_a_worker_up_again_whose_stream_broke(servi
 
 async def test_an_inventory_that_contradicts_itself_is_refused_and_leaves_nothing(service: ManagerService) -> None:
     worker = WorkerStandIn(service.stub)
-    with pytest.raises(InvalidRequest, match=r"inventory.published: 3 bytes, wanted a multiple of 56"):
+    with pytest.raises(InvalidRequest, match=r"inventory.published: 3 bytes, wanted a multiple of 68"):
         await worker.register(SPEC, [Inventory(b"123")])
     with pytest.raises(UnknownWorker):
         await service.audit("w")

@@ -14,6 +14,7 @@ from octavo.pool_part import PoolPart
 from octavo.records import PLAIN, Attach, Commit, Exchange, Registration, Reservation
 from octavo.tenants import Tenant
 from tests.support.books import pool_spec, tokens_of
+from tests.support.mirror import Mirror
 
 NOW = 1_700_000_000.0
 ACME = Tenant(name="acme", cache_floor=PoolPart(percent=Decimal(25)), retention_quota=PoolPart(num_bytes=3000))
@@ -24,12 +25,26 @@ class Visitors:
     """Requests at a manager with one worker: each comes, is computed, and goes."""
 
     def __init__(self, eviction: EvictionSettings, **pool: int) -> None:
+        self.eviction = eviction
         self.manager = Manager(ChangeQueue(), lease_seconds=3600.0, eviction=eviction)
-        registration = Registration(
+        self.registration = Registration(
             worker_id=WorkerId("w"), incarnation=Incarnation(1), address="127.0.0.1:1", pool=pool_spec(**pool)
         )
-        self.epoch = self.manager.register(registration, NOW, lambda _: None).epoch
+        self.epoch = self.manager.register(self.registration, NOW, lambda _: None).epoch
+        self.mirror = Mirror(self.registration.pool.block_size)
         self.last = 0
+        self.step = 0
+
+    def lose_manager(self, seconds: float) -> None:
+        """Another one opens the books again."""
+        self.manager = Manager(ChangeQueue(), lease_seconds=3600.0, eviction=self.eviction)
+        registration = replace(self.registration, first_epoch=self.epoch, last_epoch=self.epoch)
+        restoration = self.manager.restoration(registration, NOW + seconds)
+        for part in self.mirror.inventory():
+            restoration.add(part)
+        for _ in restoration.steps():
+            pass
+        self.epoch = self.manager.register(registration, NOW + seconds, lambda _: None, restoration).epoch
         self.step = 0
 
     def visit(self, tokens: list[int], tenant: Tenant, retain_seconds: int = 0, seconds: float = 0.0) -> int:
@@ -44,7 +59,11 @@ class Visitors:
 
     def exchange(self, now: float, **parts):
         self.step += 1
-        return self.manager.exchange(WorkerId("w"), Exchange(epoch=self.epoch, step=self.step, **parts), now)
+        exchange = Exchange(epoch=self.epoch, step=self.step, **parts)
+        self.mirror.does(exchange)
+        grant = self.manager.exchange(WorkerId("w"), exchange, now)
+        self.mirror.hears(exchange, grant)
+        return grant
 
 
 def test_parts_of_a_pool_become_blocks_of_each_pool():
@@ -78,6 +97,24 @@ def test_what_is_retained_ages_again_when_its_time_is_up():
     for start in range(100, 900, 25):
         visitors.visit(tokens_of(start, 25), BOLT, seconds=120.0)
     assert (kept, visitors.visit(tokens_of(0, 41), BOLT, seconds=120.0)) == (16, 0)
+
+
+def test_what_is_owed_outlives_the_manager():
+    """Whose a block is, and that it is to be retained, is told to the worker with the block."""
+    visitors = Visitors(
+        replace(PLAIN_LRU, tenants=(ACME, BOLT), retention_quota=PoolPart(percent=Decimal(25))), num_blocks=16
+    )
+    chat, notes = tokens_of(0, 16), tokens_of(50, 16)
+    visitors.visit(chat, ACME)
+    visitors.visit(notes, BOLT, retain_seconds=60)
+    visitors.lose_manager(seconds=30.0)
+    for start in range(100, 900, 25):
+        visitors.visit(tokens_of(start, 25), Tenant(name="stranger"), seconds=80.0)
+    assert visitors.visit([*chat, 1], ACME, seconds=80.0) == 16
+    assert visitors.visit([*notes, 1], BOLT, seconds=80.0) == 16
+    for start in range(100, 900, 25):
+        visitors.visit(tokens_of(start, 25), Tenant(name="stranger"), seconds=100.0)
+    assert visitors.visit([*notes, 1], BOLT, seconds=100.0) == 0
 
 
 def test_floors_of_more_than_a_pool_are_refused():

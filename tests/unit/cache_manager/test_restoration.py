@@ -192,7 +192,7 @@ CHAIN = record(0) + record(1, 0, 4)
 PUBLISHED = "inventory.published"
 SEQUENCE_1 = "inventory.sequences: sequence 1"
 CONTRADICTIONS: dict[str, tuple[Inventory, str]] = {
-    "half a record": (Inventory(record(0)[:-1]), f"{PUBLISHED}: 55 bytes, wanted a multiple of 56"),
+    "half a record": (Inventory(record(0)[:-1]), f"{PUBLISHED}: 67 bytes, wanted a multiple of 68"),
     "no such block": (Inventory(record(16)), f"{PUBLISHED}: block 16, num_blocks is 16"),
     "no such parent": (Inventory(record(0, 16)), f"{PUBLISHED}: block 0 follows block 16, which is not published"),
     "twice": (Inventory(record(3) + record(3)), f"{PUBLISHED}: block 3 twice, wanted once"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
+from octavo.ids import TenantTag
 from octavo.records import FinishReason
 from tests.support.scheduling import GATEWAY, SAMPLED, World, submission
 from worker.core.sequence import GatewayKey
@@ -421,3 +422,15 @@ def test_the_load_counts_prefill_that_is_still_to_do():
     world.step()
     load = world.scheduler.load()
     assert (load.running_sequences, load.waiting_sequences, load.queued_prefill_tokens) == (1, 1, 22)
+
+
+def test_on_whose_account_a_request_runs_is_told_with_it_and_told_again_in_an_inventory():
+    world = World()
+    tenant = TenantTag(b"acme....")
+    world.submit(submission(1, prompt_of(1, 2 * SIZE), tenant=tenant, retain_seconds=60))
+    world.step()
+    ((exchange, _),) = world.exchanges
+    world.scheduler.lost()
+    (held,) = (held for part in world.scheduler.inventory() for held in part.sequences)
+    for told in (*exchange.attaches, held):
+        assert (told.tenant, told.retain_seconds) == (tenant, 60)
