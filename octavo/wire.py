@@ -62,15 +62,14 @@ from octavo.v1 import worker_pb2 as worker_v1
 _NEW_TUPLE = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]  # of tuples of anything
 _NEW_COMMIT: Callable[[tuple[SequenceId, Sequence[int]]], Commit] = partial(_NEW_TUPLE, Commit)
 
-T = TypeVar("T")
-Pair = Callable[[tuple[int, int]], T]
-"""Makes a record of two numbers."""
+_Record = TypeVar("_Record")
+_FromPair = Callable[[tuple[int, int]], _Record]
 
-_NEW_TRUNCATION: Pair[Truncation] = partial(_NEW_TUPLE, Truncation)
-_NEW_RESERVATION: Pair[Reservation] = partial(_NEW_TUPLE, Reservation)
-_NEW_COPY: Pair[BlockCopy] = partial(_NEW_TUPLE, BlockCopy)
-_NEW_REUSE = cast(Pair[tuple[SequenceId, int]], tuple)
-_NEW_WAIT = cast(Pair[tuple[SequenceId, SequenceId]], tuple)
+_NEW_TRUNCATION: _FromPair[Truncation] = partial(_NEW_TUPLE, Truncation)
+_NEW_RESERVATION: _FromPair[Reservation] = partial(_NEW_TUPLE, Reservation)
+_NEW_COPY: _FromPair[BlockCopy] = partial(_NEW_TUPLE, BlockCopy)
+_NEW_REUSE = cast(_FromPair[tuple[SequenceId, int]], tuple)
+_NEW_WAIT = cast(_FromPair[tuple[SequenceId, SequenceId]], tuple)
 
 MAX_PARTS = 1 << 14
 """Of one kind in an exchange, or sequences in a part of an inventory: many times those of the largest batch. To read a
@@ -123,7 +122,7 @@ def _pack_all(records: Collection[Iterable[int]]) -> bytes:
     return pack(chain.from_iterable(records)) if records else b""
 
 
-def _pairs(field: str, raw: bytes, make: Pair[T], most: int = sys.maxsize) -> tuple[T, ...]:
+def _pairs(field: str, raw: bytes, make: _FromPair[_Record], most: int = sys.maxsize) -> tuple[_Record, ...]:
     """A record of every pair of values."""
     if not raw:
         return ()
