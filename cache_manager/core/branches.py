@@ -28,19 +28,21 @@ class Branches:
     def __init__(self, places: Sequence[Place | None]) -> None:
         """`places` are those of each block, kept by the caller: they stay the same while the block is listed."""
         self._places = places
-        self._after: list[BlockId | list[BlockId] | None] = [None] * len(places)
+        self.after: list[BlockId | list[BlockId] | None] = [None] * len(places)
+        """By block: what follows it, a list where that is more than one block, or was. The prefix index, through whose
+        hands 70 blocks go for each request, does the plain cases here by itself."""
         self._first: dict[BlockHash, list[BlockId]] = {}
 
     def add(self, block: BlockId, place: Place) -> None:
         """A block was published in this place."""
         parent, _ = place
         if isinstance(parent, int):
-            followers = self._after[parent]
+            followers = self.after[parent]
             if followers is None:
-                self._after[parent] = block
+                self.after[parent] = block
                 return
             if isinstance(followers, int):
-                followers = self._after[parent] = [followers]
+                followers = self.after[parent] = [followers]
         else:
             followers = self._first.setdefault(parent, [])
         insort(followers, block, key=self._tokens)
@@ -48,7 +50,7 @@ class Branches:
     def remove(self, block: BlockId, place: Place) -> None:
         """What was published in this place is about to be dropped."""
         parent, tokens = place
-        followers = self._after[parent] if isinstance(parent, int) else self._first[parent]
+        followers = self.after[parent] if isinstance(parent, int) else self._first[parent]
         if isinstance(followers, list):
             at = bisect_left(followers, tokens, key=self._tokens)
             assert followers[at] == block, f"block {block} does not stand after {_named(parent)}"
@@ -56,13 +58,13 @@ class Branches:
             if followers:
                 return
         if isinstance(parent, int):
-            self._after[parent] = None
+            self.after[parent] = None
         else:
             del self._first[parent]
 
     def of(self, parent: Parent) -> Sequence[BlockId]:
         """The published blocks that follow `parent`."""
-        followers = self._after[parent] if isinstance(parent, int) else self._first.get(parent)
+        followers = self.after[parent] if isinstance(parent, int) else self._first.get(parent)
         if followers is None:
             return ()
         return (followers,) if isinstance(followers, int) else followers
@@ -84,7 +86,7 @@ class Branches:
     def violations(self, places: Mapping[BlockId, Place]) -> Iterator[str]:
         """What is wrong with the lists, given the places of all published blocks."""
         listed: dict[BlockId, Parent] = {}
-        for parent in (*map(BlockId, range(len(self._after))), *self._first):
+        for parent in (*map(BlockId, range(len(self.after))), *self._first):
             followers = self.of(parent)
             listed.update(dict.fromkeys(followers, parent))
             tokens = [self._tokens(block) for block in followers if block in places]

@@ -92,15 +92,21 @@ class PrefixIndex:
         settled: list[BlockId] = []
         settle, next_hash = self._blocks.setdefault, self._next_hash
         places, hashes = self._places, self._hashes
+        after, new = self.branches.after, None
         parent_hash = self._hash_before(parent)
         for block, chunk in zip(blocks, tokens, strict=True):
             place = (parent, chunk)
             parent = settle(place, block)
             if parent == block:
                 places[block] = place
-                self.branches.add(block, place)
+                if new is None:
+                    self.branches.add(block, place)
+                else:  # published a moment ago: nothing else follows it
+                    after[new] = block
+                new = block
                 hashes[block] = parent_hash = next_hash(parent_hash, chunk)
             else:
+                new = None
                 parent_hash = self.hash_of(parent)
             settled.append(parent)
         return settled
@@ -108,11 +114,15 @@ class PrefixIndex:
     def forget(self, blocks: Iterable[BlockId]) -> tuple[BlockHash, ...]:
         """Drop what is published in these blocks. Returns the hashes of those in which something was."""
         forgotten: list[BlockHash] = []
-        found, places, hashes = self._blocks, self._places, self._hashes
+        found, places, hashes, after = self._blocks, self._places, self._hashes, self.branches.after
         for block in blocks:
             place, block_hash = places[block], hashes[block]
             if place is not None and block_hash is not None:
-                self.branches.remove(block, place)
+                parent = place[0]
+                if isinstance(parent, int) and after[parent] == block:  # nothing else follows it, as nearly always
+                    after[parent] = None
+                else:
+                    self.branches.remove(block, place)
                 places[block] = hashes[block] = None
                 del found[place]
                 forgotten.append(block_hash)
