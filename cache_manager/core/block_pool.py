@@ -127,9 +127,9 @@ class BlockPool:
 
     def unpublish_all(self) -> None:
         """Nothing can be found any more: what has no reference is blank, what has one will be when it is released."""
-        evictable = self.order.blocks()
         self.order.clear()
-        self._blank = dict.fromkeys([*reversed(evictable), *self._blank])
+        references, blocks = self._references, map(BlockId, reversed(range(self._num_blocks)))
+        self._blank = dict.fromkeys([block for block in blocks if not references[block]])
 
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without a reference, the next to be allocated first, if nothing happens in between."""
