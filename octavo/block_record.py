@@ -26,6 +26,9 @@ _BLOCK = Struct("<I")
 _CLAIM = Struct(f"<{TENANT_TAG_BYTES}sI")
 _pack_head = _HEAD.pack
 
+NO_CLAIM = _CLAIM.pack(NOBODY, 0)
+"""Of blocks that nobody has asked for more for than for those of others."""
+
 
 def record_bytes(block_size: int) -> int:
     """The size of a record."""
@@ -34,10 +37,7 @@ def record_bytes(block_size: int) -> int:
 
 def claim(tenant: TenantTag, retain_seconds: int) -> bytes:
     """The end of the records of all blocks that one sequence publishes."""
-    return _CLAIM.pack(tenant, retain_seconds)
-
-
-NO_CLAIM = claim(NOBODY, 0)
+    return _CLAIM.pack(tenant, retain_seconds) if tenant or retain_seconds else NO_CLAIM
 
 
 def record_parts(

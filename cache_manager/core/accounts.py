@@ -76,9 +76,8 @@ class Accounts:
         return self.owners.get(block, self.others)
 
     def put(self, blocks: Iterable[BlockId], account: Account) -> None:
-        """These blocks have just been published, on that account."""
-        if account is not self.others:
-            self.owners.update(dict.fromkeys(blocks, account))
+        """These blocks have just been published, on the account of somebody named."""
+        self.owners.update(dict.fromkeys(blocks, account))
 
     def clear(self) -> None:
         """Nothing is published any more."""

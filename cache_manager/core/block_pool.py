@@ -123,7 +123,8 @@ class BlockPool:
         for block in blocks:
             assert references[block] > 0, f"block {block} is published without an owner"
             state[block] = ONCE
-        self.order.publish(blocks, account or self.accounts.others)
+        if account is not None and account is not self.accounts.others:
+            self.order.publish(blocks, account)
 
     def unpublish_all(self) -> None:
         """Nothing can be found any more: what has no reference is blank, what has one will be when it is released."""

@@ -87,11 +87,10 @@ class EvictionOrder:
         self._retention.ask(blocks, self._now + seconds)
 
     def publish(self, blocks: Sequence[BlockId], account: Account) -> None:
-        """Blocks were published on that account; they have an owner, and their state is ONCE."""
-        if account is not self._accounts.others:
-            self._accounts.put(blocks, account)
-            account.blocks += len(blocks)
-            self._keep_no_more(account)
+        """Blocks were published on the account of somebody named; they have an owner, and their state is ONCE."""
+        self._accounts.put(blocks, account)
+        account.blocks += len(blocks)
+        self._keep_no_more(account)
 
     def add(self, once: Sequence[BlockId], proven: Sequence[BlockId]) -> None:
         """Blocks have lost their last owner, those used once and those proven: of one chain, the tail first."""

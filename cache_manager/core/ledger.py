@@ -295,7 +295,6 @@ class Ledger:
         for table in self._tables.values():
             table.forget()
         self._pool.unpublish_all()
-        self._rehearsal.forget_all()
         self._news.clear()
         self._changes.forgotten()
         return self._index.clear()
@@ -440,7 +439,6 @@ class Ledger:
             hashes = tuple([self._index.hash_of(block) for block in new])
             account = self._account_of(table, new)
             self._pool.publish(new, account)
-            self._rehearsal.publish(new, hashes)
             self._changes.published(hashes)
             self._news.published(table.root, new, claim(account.tenant, table.retain_seconds))
             self._stats.published_blocks += len(new)
@@ -485,7 +483,7 @@ class Ledger:
         table, order = self._tables.pop(sequence), self._pool.order
         if table.retain_seconds:
             order.retain(table.blocks[: table.published], table.retain_seconds)
-        order.ratio = self._rehearsal.use(table.blocks[table.aliased :])
+        order.ratio = self._rehearsal.use(self._index.hashes_of(table.blocks[table.aliased : table.published]))
         self._release(table.blocks)
         self._untold.pop(sequence, None)
         self._flights.end(sequence)
@@ -498,7 +496,6 @@ class Ledger:
         blocks = self._pool.allocate(count)
         evicted = self._index.forget(blocks)
         if evicted:
-            self._rehearsal.forget(blocks)
             self._changes.evicted(evicted)
             self._news.evicted(blocks)
             self._stats.evicted_blocks += len(evicted)

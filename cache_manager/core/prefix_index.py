@@ -11,6 +11,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
 
 from cache_manager.core.branches import Branches, Parent, Place
 from octavo.hashing import TOKEN_BYTES
@@ -39,6 +40,10 @@ class PrefixIndex:
     def __contains__(self, block: BlockId) -> bool:
         """Whether the block is published."""
         return self._hashes[block] is not None
+
+    def hashes_of(self, blocks: Iterable[BlockId]) -> Iterator[BlockHash]:
+        """The hashes of published blocks."""
+        return cast(Iterator[BlockHash], map(self._hashes.__getitem__, blocks))
 
     def hash_of(self, block: BlockId) -> BlockHash:
         """The hash of a published block."""

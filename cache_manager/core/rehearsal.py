@@ -10,7 +10,7 @@ What is in the small caches decides nothing but the ratio, hence nothing but whi
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from octavo.ids import BlockHash, BlockId
+from octavo.ids import BlockHash
 
 _LEAST_BLOCKS = 256
 """Of a small cache, if the pool has so many."""
@@ -29,7 +29,7 @@ _LEAD = 1.02
 
 
 class Rehearsal:
-    """The small caches of one pool, and its sampled blocks."""
+    """The small caches of one pool."""
 
     def __init__(self, num_blocks: int, ratios: Sequence[int]) -> None:
         self._sparse = 1
@@ -39,33 +39,14 @@ class Rehearsal:
         blocks = max(1, num_blocks // self._sparse)
         self._caches = [_SmallCache(blocks, ratio) for ratio in ratios]
         self._keeps = 0.5 ** (1 / (_MEMORY * blocks))
-        self._sample: dict[BlockId, BlockHash] = {}
         self._best = self._caches[0]
 
-    def publish(self, blocks: Iterable[BlockId], hashes: Iterable[BlockHash]) -> None:
-        """Blocks were published."""
-        if len(self._caches) == 1:
-            return
-        below = self._sampled_below
-        for block, block_hash in zip(blocks, hashes, strict=True):
-            if block_hash < below:
-                self._sample[block] = block_hash
-
-    def forget(self, blocks: Iterable[BlockId]) -> None:
-        """Nothing is published in these blocks any more."""
-        for block in [*filter(self._sample.__contains__, blocks)]:
-            del self._sample[block]
-
-    def forget_all(self) -> None:
-        """Nothing is published any more."""
-        self._sample.clear()
-
-    def use(self, blocks: Iterable[BlockId]) -> int:
+    def use(self, hashes: Iterable[BlockHash]) -> int:
         """A sequence ends, which has found or published these blocks of its chain, in order. Returns the best ratio."""
-        sample = self._sample
-        hashes = [sample[block] for block in filter(sample.__contains__, blocks)]
-        if hashes:
-            self._rehearse(hashes)
+        if len(self._caches) > 1:
+            below = self._sampled_below
+            if sample := [block_hash for block_hash in hashes if block_hash < below]:
+                self._rehearse(sample)
         return self._best.ratio
 
     def _rehearse(self, hashes: Sequence[BlockHash]) -> None:

@@ -216,7 +216,7 @@ class EvictionMachine(RuleBasedStateMachine):
         self.lives = {}
         """Sequence -> (tokens, tenant, retain_seconds)."""
         self.published = {}
-        """Hash -> tenant."""
+        """Hash -> tenant; None for a moment, until it is known who published it."""
         self.until = {}
 
     @rule(tenant=TENANTS, tokens=TOKENS, retain=st.sampled_from([0, 0, 5, 20]), stays=st.booleans())
@@ -303,10 +303,11 @@ class EvictionMachine(RuleBasedStateMachine):
                     for victim in hashes:
                         self.judge_victim(victim, held)
         for sequence, (tokens, tenant, _) in self.lives.items():
-            first, *_ = [*self.hashes(tokens[: self.ledger.length(sequence)]), None]
-            for block_hash in self.hashes(tokens[: self.ledger.length(sequence)]):
+            chain = self.hashes(tokens[: self.ledger.length(sequence)])
+            for block_hash in chain:
                 if block_hash in self.published and self.published[block_hash] is None:
-                    self.published[block_hash] = self.published[first] if self.published.get(first) else tenant
+                    owner = self.published[chain[0]]
+                    self.published[block_hash] = tenant if owner is None else owner
 
     def judge_victim(self, victim, held):
         tenant = self.published[victim]

@@ -1,26 +1,22 @@
 import random
 
+import pytest
+
 from cache_manager.core.rehearsal import Rehearsal
 from octavo.hashing import digest_of
-from octavo.ids import BlockHash, BlockId
+from octavo.ids import BlockHash
 
 NUM_BLOCKS = 1024
 
 
 class Prompts:
-    """Uses of blocks of one block each, all published, in a rehearsal of ratios 1 and 8."""
+    """Uses of chains of one block each, by name, in a rehearsal of ratios 1 and 8."""
 
     def __init__(self):
         self.rehearsal = Rehearsal(NUM_BLOCKS, (1, 8))
-        self.blocks = 0
-        self.known = {}
 
     def use(self, name):
-        if name not in self.known:
-            self.known[name] = block = BlockId(self.blocks)
-            self.blocks += 1
-            self.rehearsal.publish([block], [BlockHash(digest_of(b"test", str(name).encode()))])
-        return self.rehearsal.use([self.known[name]])
+        return self.rehearsal.use([BlockHash(digest_of(b"test", str(name).encode()))])
 
 
 def test_what_comes_once_between_what_comes_again_makes_hits_count():
@@ -42,17 +38,17 @@ def test_what_is_used_twice_and_never_again_leaves_plain_lru():
 
 def test_one_ratio_is_not_rehearsed():
     rehearsal = Rehearsal(NUM_BLOCKS, (1,))
-    rehearsal.publish([BlockId(1)], [BlockHash(bytes(32))])
-    assert rehearsal.use([BlockId(1)]) == 1
+    assert rehearsal.use([BlockHash(bytes(32))]) == 1
+    assert not rehearsal._caches[0].found
 
 
-def test_an_evicted_block_is_no_longer_in_the_sample():
-    prompts = Prompts()
-    for _ in range(50):
-        for name in range(20):
-            prompts.use(name)
-    found = [cache.found for cache in prompts.rehearsal._caches]
-    prompts.rehearsal.forget(prompts.known.values())
-    for name in range(20):
-        prompts.use(name)
-    assert [cache.found for cache in prompts.rehearsal._caches] == found
+@pytest.mark.parametrize(
+    ("num_blocks", "sparse", "blocks"), [(1, 1, 1), (100, 1, 100), (1024, 4, 256), (1 << 20, 256, 4096)]
+)
+def test_a_large_pool_is_rehearsed_with_a_part_of_its_blocks(num_blocks, sparse, blocks):
+    """As large a part of the blocks as the small caches are of the pool."""
+    rehearsal = Rehearsal(num_blocks, (1, 2))
+    sample = [digest_of(b"test", str(n).encode()) for n in range(4096)]
+    sampled = sum(block_hash < rehearsal._sampled_below for block_hash in sample)
+    assert sampled == pytest.approx(4096 / sparse, rel=0.5)
+    assert rehearsal._caches[0]._num_blocks == blocks

@@ -434,3 +434,17 @@ def test_on_whose_account_a_request_runs_is_told_with_it_and_told_again_in_an_in
     (held,) = (held for part in world.scheduler.inventory() for held in part.sequences)
     for told in (*exchange.attaches, held):
         assert (told.tenant, told.retain_seconds) == (tenant, 60)
+
+
+def test_a_request_whose_prefix_is_evicted_while_it_waits_is_computed_anew_and_told_so():
+    """S31: its gateway was promised the prefix, and counts what it is not given (predicted against delivered)."""
+    world = World(num_blocks=8, max_running=1)
+    prompt = prompt_of(1, 4 * SIZE)
+    world.submit(submission(1, prompt))
+    world.run()
+    world.submit(submission(2, prompt_of(2, 2 * SIZE), 6 * SIZE))
+    world.step()
+    world.submit(submission(3, [*prompt, 7]))
+    world.run()
+    world.assert_served(3)
+    assert world.gateways.of(3).cached_tokens == 0
