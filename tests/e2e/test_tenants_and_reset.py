@@ -92,6 +92,32 @@ async def test_a_reset_takes_effect_at_once_and_the_request_that_runs_ends_right
     assert audit.free_blocks == audit.num_blocks - audit.cached_blocks
 
 
+async def test_what_was_forgotten_stays_so_when_the_manager_is_killed(stack: Client) -> None:
+    """S9, S17: the worker tells the next one what it holds, and under which number."""
+    prompt = prose(600, SHARED + 5)
+    await ask(stack, "xavier", prompt)
+    number = (await stack.manager.ResetPrefixCache(manager_v1.ResetPrefixCacheRequest(), timeout=10)).cache_epoch
+    assert (await ask(stack, "xavier", prompt))[1] == 0
+    await stack.cluster.manager.kill()
+    await stack.cluster.restart(stack.cluster.manager)
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while not (there := [worker async for worker in _workers_there(stack)]):
+            pass
+    assert [worker.cache_epoch for worker in there] == [number]
+    assert (await ask(stack, "xavier", prompt))[1] == SHARED
+    assert [audit.violation for audit in await stack.audits()] == [""]
+
+
+async def _workers_there(stack: Client) -> AsyncIterator[manager_v1.WorkerInfo]:
+    """Those that attend the manager now."""
+    call = stack.manager.WatchFleet(manager_v1.WatchFleetRequest(), wait_for_ready=True)
+    try:
+        for worker in (await call.read()).workers:
+            yield worker
+    finally:
+        call.cancel()
+
+
 def _tokens(event: object) -> tuple[int, ...]:
     return event.token_ids if isinstance(event, Delta) else ()
 
