@@ -15,11 +15,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Protocol
-from zlib import crc32
 
 from octavo.errors import Draining, OctavoError, StaleEpoch, Superseded
-from octavo.ids import NO_EPOCH, CacheEpoch
+from octavo.ids import NO_EPOCH, CacheEpoch, WorkerId
 from octavo.records import Exchange, Grant, Inventory, Registration
 from worker.cache_client import CacheClient
 
@@ -103,7 +103,7 @@ class Attendance:
         """
         tries = 0
         if self._at is None:
-            self._at = crc32(registration.worker_id.encode()) % len(self._managers)
+            self._at = _pick(registration.worker_id, len(self._managers))
         self._ended = ended
         while not await self._try(registration, holder):
             tries += 1
@@ -188,3 +188,8 @@ class Attendance:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _pick(worker: WorkerId, managers: int) -> int:
+    """A manager for a worker. A checksum would not do: those of worker-0, worker-1, ... are all even, or all odd."""
+    return int.from_bytes(sha256(worker.encode()).digest()[:8], "little") % managers

@@ -202,9 +202,9 @@ async def test_an_idle_worker_notices_at_once_that_its_manager_is_gone(runner: F
 
 
 async def test_workers_spread_over_the_managers():
-    managers = [LedgerClient() for _ in range(3)]
+    managers = [LedgerClient() for _ in range(2)]
     holder = Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
-    for number in range(12):
+    for number in range(8):
         registration = replace(REGISTRATION, worker_id=WorkerId(f"worker-{number}"))
         await Attendance(managers, draw=lambda: 0.0).join(registration, holder, lambda: None)
     assert all(manager.registrations for manager in managers)
