@@ -153,7 +153,12 @@ class WorkerService:
 
 @asynccontextmanager
 async def worker_service(
-    pool: PoolSpec, runner: StepRunner, *clients: CacheClient, max_unread_reports: int = 1024, **limits: int
+    pool: PoolSpec,
+    runner: StepRunner,
+    *clients: CacheClient,
+    worker_id: WorkerId = WORKER_ID,
+    max_unread_reports: int = 1024,
+    **limits: int,
 ) -> AsyncGenerator[WorkerService]:
     """A worker whose model is `runner`, for the time of the context."""
     scheduler = Scheduler(pool, **{"max_step_tokens": 64, "max_running": 16, "max_waiting": 1000, **limits})
@@ -167,7 +172,7 @@ async def worker_service(
     engine = Engine(scheduler, runner, attendance, set_ready=set_ready, max_unread_reports=max_unread_reports)
     v1_grpc.add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
     port = await service.start(ready=False)
-    registration = Registration(worker_id=WORKER_ID, incarnation=Incarnation(7), address=f"127.0.0.1:{port}", pool=pool)
+    registration = Registration(worker_id=worker_id, incarnation=Incarnation(7), address=f"127.0.0.1:{port}", pool=pool)
     loop = asyncio.create_task(engine.run(registration))
     try:
         async with open_channel(f"127.0.0.1:{port}") as channel:

@@ -1,0 +1,213 @@
+"""Cache managers are killed, stopped and replaced while 32 streams run: the workers notice, their requests do not.
+
+Managers are processes of their own beside a real Redis; workers are real but for their model, which reads its whole
+history back through the block table before it draws, so a block that is lost, given away or mistaken changes its text.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from random import Random
+
+import pytest
+
+from deploy.process import Process
+from octavo.errors import UnknownWorker
+from octavo.hashing import block_hashes
+from octavo.ids import WorkerId
+from octavo.index_schema import WHOLE_MARK, index_key, index_member
+from octavo.records import PoolAudit, PoolSpec, Submission
+from octavo.service import open_channel
+from octavo.status import translated
+from octavo.v1 import cache_manager_pb2 as v1
+from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from octavo.wire import audit_from_wire
+from tests.support.books import pool_spec
+from tests.support.fakes import FunctionRunner, solo_text
+from tests.support.manager_service import manager_process, until
+from tests.support.redis_server import RedisServer, redis_server
+from tests.support.scheduling import submission
+from tests.support.worker_service import GatewayStandIn, worker_service
+from worker.cache_client import AttendClient
+
+pytestmark = [pytest.mark.cluster, pytest.mark.redis]
+
+STREAMS = 32
+OUTPUT = 150
+POOL = pool_spec(block_size=16, num_blocks=STREAMS * 20)
+
+
+class Worker:
+    """One worker with its share of the streams, and the gateway that asked for them."""
+
+    def __init__(self, name: str, pool: PoolSpec, streams: Sequence[Submission]) -> None:
+        self.name = WorkerId(name)
+        self.runner = FunctionRunner(pool)
+        self.streams = streams
+        self._awaited = 0
+        self._reached = asyncio.Event()
+        self._gateway: GatewayStandIn | None = None
+
+    @asynccontextmanager
+    async def at_work(self, managers: Sequence[Process]) -> AsyncGenerator[None]:
+        clients = [AttendClient(manager.address, deadline_seconds=30) for manager in managers]
+        loop = asyncio.get_running_loop()
+        self.runner.before_step = lambda _: loop.call_soon_threadsafe(self._look)
+        async with worker_service(POOL, self.runner, *clients, worker_id=self.name, max_running=STREAMS) as service:
+            self._gateway = service.gateway()
+            for stream in self.streams:
+                await self._gateway.submit(stream)
+            yield
+
+    async def has_done(self, steps: int) -> None:
+        """Return when so many steps more have begun."""
+        self._awaited = len(self.runner.steps) + steps
+        self._reached.clear()
+        await asyncio.wait_for(self._reached.wait(), 60)
+
+    def _look(self) -> None:
+        if len(self.runner.steps) >= self._awaited:
+            self._reached.set()
+
+    async def ended_right(self) -> None:
+        """Every stream has its tokens, and none of them was computed twice."""
+        assert self._gateway is not None
+        await self._gateway.until_ended(*self.streams)
+        for stream in self.streams:
+            text = self._gateway.heard.of(stream.request).tokens[0]
+            assert text == solo_text(stream.prompt, OUTPUT, vocab_size=POOL.vocab_size)
+        assert self.runner.computed_tokens == sum(len(tokens) for tokens in self.written)
+
+    @property
+    def written(self) -> list[list[int]]:
+        """What each stream has in the pool at its end: the last token that is drawn is not."""
+        assert self._gateway is not None
+        heard = self._gateway.heard
+        return [[*stream.prompt, *heard.of(stream.request).tokens[0][:-1]] for stream in self.streams]
+
+    @property
+    def index(self) -> set[bytes]:
+        """What Redis is to hold of it."""
+        root = POOL.chain_root().hash()
+        blocks = (block for tokens in self.written for block in block_hashes(root, tokens, POOL.block_size))
+        return {WHOLE_MARK, *map(index_member, blocks)}
+
+
+class Fleet:
+    """Managers, workers and the Redis behind them."""
+
+    def __init__(self, managers: Sequence[Process], workers: Sequence[Worker], redis: RedisServer) -> None:
+        self.managers = managers
+        self.workers = workers
+        self.redis = redis
+
+    async def works(self, steps: int) -> None:
+        """Every worker has begun so many steps more, and none of its streams has come to its end."""
+        await asyncio.gather(*(worker.has_done(steps) for worker in self.workers))
+        assert all(len(worker.runner.steps) < OUTPUT for worker in self.workers)
+
+    async def ends_right(self) -> None:
+        """All streams end as if nothing had happened, the books balance, and the index holds all that was written."""
+        await asyncio.gather(*(worker.ended_right() for worker in self.workers))
+        for worker in self.workers:
+            await until(lambda worker=worker: self._at_rest(worker))
+            audit = await self.audit(worker)
+            assert audit is not None
+            assert audit.violation == ""
+            assert audit.free_blocks + audit.cached_blocks == POOL.num_blocks
+
+            async def is_whole(worker: Worker = worker, key: str = index_key(worker.name, audit.epoch)) -> bool:
+                return await self.redis.client.smembers(key) == worker.index
+
+            await until(is_whole)
+
+    async def _at_rest(self, worker: Worker) -> bool:
+        audit = await self.audit(worker)
+        return audit is not None and audit.held_blocks == audit.sequences == 0
+
+    async def audit(self, worker: Worker) -> PoolAudit | None:
+        """Of whichever manager the worker attends; None while it attends none."""
+        request = v1.AuditRequest(worker_id=worker.name)
+        for manager in self.managers:
+            if not manager.running:
+                continue
+            async with open_channel(manager.address) as channel:
+                audit = v1_grpc.CacheManagerStub(channel).Audit
+                with suppress(UnknownWorker), translated():
+                    # A new channel may still know from another one that nobody was there.
+                    return audit_from_wire(await audit(request, timeout=10, wait_for_ready=True))
+        return None
+
+
+@asynccontextmanager
+async def fleet(*, managers: int, workers: int) -> AsyncGenerator[Fleet]:
+    """32 streams, spread over the workers, no two of which begin alike."""
+    dice = Random(32)
+    streams = [
+        submission(number, [number, *dice.choices(range(1000), k=20 + number)], OUTPUT) for number in range(STREAMS)
+    ]
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(redis_server())
+        processes = [manager_process(redis_url=redis.url, grace_seconds=0.5) for _ in range(managers)]
+        for process in processes:
+            stack.push_async_callback(process.kill)
+            await process.start()
+        for process in processes:
+            await process.serving()
+        staff = [Worker(f"worker-{number}", POOL, streams[number::workers]) for number in range(workers)]
+        for worker in staff:
+            await stack.enter_async_context(worker.at_work(processes))
+        yield Fleet(processes, staff, redis)
+
+
+async def restart(process: Process) -> None:
+    await process.start()
+    await process.serving()
+
+
+async def test_a_killed_manager_is_missed_by_no_request() -> None:
+    """kill -9 under load, again and again, once while the workers tell the new one what they hold."""
+    async with fleet(managers=1, workers=2) as running:
+        [manager] = running.managers
+        for _ in range(2):
+            await running.works(steps=20)
+            await manager.kill()
+            await restart(manager)
+        await manager.kill()
+        await restart(manager)
+        await running.ends_right()
+
+
+async def test_a_manager_that_is_asked_to_leave_is_missed_by_no_request() -> None:
+    """S57, the manager's part: SIGTERM, and another process in its place."""
+    async with fleet(managers=1, workers=2) as running:
+        [manager] = running.managers
+        await running.works(steps=30)
+        await manager.stop(grace_seconds=30)
+        assert await manager.exited() == 0
+        await restart(manager)
+        await running.ends_right()
+
+
+async def test_the_other_manager_takes_the_workers_over() -> None:
+    """Two managers, four workers; the one is killed, comes back, and the other is killed."""
+    async with fleet(managers=2, workers=4) as running:
+        one, other = running.managers
+        await running.works(steps=30)
+        assert one.events("worker_registered")
+        assert other.events("worker_registered")
+        await one.kill()
+        await running.works(steps=10)
+        await restart(one)
+        await other.kill()
+        await running.ends_right()
+
+
+async def test_workers_are_handed_over_without_a_kill() -> None:
+    """One manager leaves in order while the other one stands by."""
+    async with fleet(managers=2, workers=2) as running:
+        one, _ = running.managers
+        await running.works(steps=30)
+        await one.stop(grace_seconds=30)
+        assert await one.exited() == 0
+        await running.ends_right()
