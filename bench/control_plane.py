@@ -233,6 +233,14 @@ class NullServicer(v1_grpc.CacheManagerServicer):
         """Nobody asks."""
         raise NotImplementedError
 
+    def DescribeSequence(self, request: v1.DescribeSequenceRequest, context: Any) -> Any:  # noqa: N802
+        """Nobody asks."""
+        raise NotImplementedError
+
+    def ExplainPrompt(self, request: v1.ExplainPromptRequest, context: Any) -> Any:  # noqa: N802
+        """Nobody asks."""
+        raise NotImplementedError
+
 
 async def serve_null() -> None:
     """The null server, until it is killed."""
@@ -249,14 +257,16 @@ def _announced_port(line: str) -> int | None:
     return event["port"] if event is not None and event.get("event") == "serving" else None
 
 
-def _redis() -> Process:
+def redis_process() -> Process:
+    """A redis-server on a free port; start it with `running`."""
     with socket.create_server((LOOPBACK, 0)) as probe:
         port: int = probe.getsockname()[1]
     ready = "Ready to accept connections"
     return Process("redis", redis_command, served_port=lambda line: port if ready in line else None, port=port)
 
 
-def _python(name: str, *arguments: str, **env: str) -> Process:
+def python_process(name: str, *arguments: str, **env: str) -> Process:
+    """A service of ours; start it with `running`."""
     command = [sys.executable, *arguments]
     return Process(name, lambda _: command, env={**os.environ, **env}, served_port=_announced_port)
 
@@ -316,11 +326,11 @@ def _quantile(seconds: Sequence[float], share: float) -> float:
 
 async def bench(steps: int) -> None:
     """Measure one server after the other, then print."""
-    async with running(_redis()) as redis:
+    async with running(redis_process()) as redis:
         url = f"redis://{redis.address}/0"
-        async with running(_python("manager", "-m", "cache_manager", OCTAVO_REDIS_URL=url)) as server:
+        async with running(python_process("manager", "-m", "cache_manager", OCTAVO_REDIS_URL=url)) as server:
             manager = await measure(server, steps)
-    async with running(_python("null", "-m", "bench.control_plane", "--null-server")) as server:
+    async with running(python_process("null", "-m", "bench.control_plane", "--null-server")) as server:
         null = await measure(server, steps)
     for line in report(manager, null, steps):
         print(json.dumps(line))
