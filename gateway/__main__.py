@@ -32,13 +32,13 @@ nobody waits for the gateway while it reads something that is far too long."""
 
 
 async def serve(config: GatewaySettings) -> None:
-    """Serve until asked to stop, then finish what runs. Ready once the fleet is known, be it empty."""
+    """Serve until asked to stop, then finish what runs. Ready once a cache manager has told of its workers, if any."""
     served = model_of(config)
     tenancy = Tenancy(config.tenants_file, config.salt_secret.get_secret_value())
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
     service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
     try:
-        async with Workers() as workers, PromptExplainer([config.cache_manager]) as explainer:
+        async with Workers() as workers, PromptExplainer(config.cache_manager) as explainer:
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
@@ -46,7 +46,7 @@ async def serve(config: GatewaySettings) -> None:
             async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
                 await service.start(ready=False)
                 background = [
-                    tasks.create_task(keep_watching(config.cache_manager, dispatcher, service)),
+                    *(tasks.create_task(keep_watching(each, dispatcher, service)) for each in config.cache_manager),
                     tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
                     tasks.create_task(tenancy.keep_looking()),
                 ]
@@ -60,11 +60,14 @@ async def serve(config: GatewaySettings) -> None:
 
 
 async def keep_watching(cache_manager: str, dispatcher: Dispatcher, service: Service) -> None:
-    """Keep the dispatcher's picture of the fleet; the first one makes the gateway ready."""
+    """Keep the dispatcher's picture of one manager's fleet; the first one makes the gateway ready."""
     ready = False
     async with aclosing(watch(cache_manager, random.random)) as updates:
         async for update in updates:
-            dispatcher.apply_fleet(update)
+            if update is None:
+                dispatcher.manager_away(cache_manager)
+                continue
+            dispatcher.apply_fleet(update, cache_manager)
             if not ready:
                 ready = True
                 await service.set_ready(True)

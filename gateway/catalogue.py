@@ -5,13 +5,13 @@ other words.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from gateway.core.fleet import Fleet, WorkerEpoch
+from gateway.core.fleet import Fleet, WorkerProcess, process_of
 from gateway.tokenizer import Tokenizer
 from octavo.errors import Draining, NoWorker, UnknownModel
-from octavo.records import FleetUpdate, WorkerInfo
+from octavo.records import WorkerInfo
 
 log = logging.getLogger("octavo.gateway")
 
@@ -82,25 +82,23 @@ class Catalogue:
             raise Draining(f"all {len(serving)} workers of {model.name} finish what they have and take nothing new")
         return taking
 
-    def fitting(self, model: ServedModel, tokens: int, but: Collection[WorkerEpoch]) -> list[WorkerInfo]:
+    def fitting(self, model: ServedModel, tokens: int, but: Collection[WorkerProcess]) -> list[WorkerInfo]:
         """The workers that take a sequence of so many tokens, those in `but` left out. May be none."""
         return [
             worker
             for worker in self._serving(model)
-            if not worker.draining
-            and worker.pool.capacity_tokens >= tokens
-            and (worker.worker_id, worker.epoch) not in but
+            if not worker.draining and worker.pool.capacity_tokens >= tokens and process_of(worker) not in but
         ]
 
-    def apply(self, update: FleetUpdate, now: float) -> Collection[WorkerEpoch]:
-        """Take in what the cache manager says; returns who is there now."""
-        before = _by_epoch(self._fleet)
-        self._fleet.apply(update, now)
-        after = _by_epoch(self._fleet)
+    def change(self, change: Callable[[Fleet], None]) -> Collection[WorkerProcess]:
+        """Let news change the fleet view, and log who came and went; returns who is there now."""
+        before = _by_process(self._fleet)
+        change(self._fleet)
+        after = _by_process(self._fleet)
         for newcomer in after.keys() - before.keys():
             self._log_joined(after[newcomer])
-        for worker, epoch in before.keys() - after.keys():
-            log.info("worker_left", extra={"worker": worker, "epoch": epoch})
+        for leaver in before.keys() - after.keys():
+            log.info("worker_left", extra={"worker": leaver[0], "epoch": before[leaver].epoch})
         return after
 
     def _serving(self, model: ServedModel) -> list[WorkerInfo]:
@@ -124,5 +122,5 @@ class Catalogue:
             log.info("worker_joined", extra=fields)
 
 
-def _by_epoch(fleet: Fleet) -> dict[WorkerEpoch, WorkerInfo]:
-    return {(worker.worker_id, worker.epoch): worker for worker in fleet.workers}
+def _by_process(fleet: Fleet) -> dict[WorkerProcess, WorkerInfo]:
+    return {process_of(worker): worker for worker in fleet.workers}

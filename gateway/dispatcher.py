@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
 from gateway.core.account import OPEN, Account
 from gateway.core.events import Delta, Event, Finished, Started, Usage
-from gateway.core.fleet import Fleet, ReservationId, WorkerEpoch
+from gateway.core.fleet import GRACE_SECONDS, Fleet, ReservationId, WorkerProcess, process_of
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, Limits
 from gateway.core.routing import Candidate, choose
@@ -149,9 +149,21 @@ class Dispatcher:
         """The models that some worker serves now, by name."""
         return self._catalogue.in_service()
 
-    def apply_fleet(self, update: FleetUpdate) -> None:
-        """Take in what the cache manager says of the workers."""
-        self._workers.keep(self._catalogue.apply(update, self._clock()))
+    def apply_fleet(self, update: FleetUpdate, manager: str) -> None:
+        """Take in what a cache manager says of the workers."""
+        self._change(lambda fleet: fleet.apply(update, self._clock(), manager))
+        if update.snapshot:
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._forget_missing)
+
+    def manager_away(self, manager: str) -> None:
+        """A cache manager says nothing any more: its workers stay as they were."""
+        self._change(lambda fleet: fleet.manager_away(manager))
+
+    def _forget_missing(self) -> None:
+        self._change(lambda fleet: fleet.forget_missing(self._clock()))
+
+    def _change(self, change: Callable[[Fleet], None]) -> None:
+        self._workers.keep(self._catalogue.change(change))
 
     def drain(self) -> None:
         """Refuse every request from now on; those that are in go on."""
@@ -205,7 +217,7 @@ class Dispatcher:
 
     async def _run(self, job: Job) -> AsyncGenerator[Event]:
         """Send a job to a worker, and to another one if that is lost before it said anything."""
-        tried: set[WorkerEpoch] = set()
+        tried: set[WorkerProcess] = set()
         while True:
             visit = await self._send(job, tried)
             transcript = Transcript(job.submission.samples, job.model.tokenizer.detokenizer, job.stop)
@@ -217,7 +229,9 @@ class Dispatcher:
                         yield event
                 return
             except (WorkerLost, Draining) as error:
-                tried.add((visit.worker.worker_id, visit.worker.epoch))
+                tried.add(process_of(visit.worker))
+                if isinstance(error, WorkerLost):
+                    self._fleet.stream_lost(visit.worker)
                 if transcript.output_tokens or not self._may_try_again(job, tried):
                     raise
                 log.info("request_sent_again", extra={"request": job.request_id, "reason": str(error)})
@@ -225,7 +239,7 @@ class Dispatcher:
                 visit.call.close()
                 self._fleet.release(visit.reservation)
 
-    async def _send(self, job: Job, tried: Collection[WorkerEpoch]) -> _Visit:
+    async def _send(self, job: Job, tried: Collection[WorkerProcess]) -> _Visit:
         """Look up, route, reserve, submit. No await after the look-up: the choice is made from one picture."""
         prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
         found = await self._lookup.hits(job.submission.prompt, job.submission.scope, self._fitting(job, tried))
@@ -282,10 +296,10 @@ class Dispatcher:
         self.counters.predicted_cached_tokens += visit.candidate.cached_tokens
         self.counters.delivered_cached_tokens += cached_tokens
 
-    def _fitting(self, job: Job, tried: Collection[WorkerEpoch]) -> list[WorkerInfo]:
+    def _fitting(self, job: Job, tried: Collection[WorkerProcess]) -> list[WorkerInfo]:
         return self._catalogue.fitting(job.model, job.sequence_tokens, but=tried)
 
-    def _may_try_again(self, job: Job, tried: Collection[WorkerEpoch]) -> bool:
+    def _may_try_again(self, job: Job, tried: Collection[WorkerProcess]) -> bool:
         return len(tried) < self._max_attempts and bool(self._fitting(job, tried))
 
 

@@ -1,4 +1,4 @@
-"""Adapter: what the cache manager says of the fleet, as a stream of updates that survives the manager.
+"""Adapter: what a cache manager says of the fleet, as a stream of updates that survives the manager.
 
 While the manager is away the last picture stands: the workers go on, and so does the gateway.
 """
@@ -23,17 +23,22 @@ _LEAST_DELAY_SECONDS = 0.1
 _DELAY_SPREAD_SECONDS = 0.4
 
 
-async def watch(address: str, draw: Callable[[], float]) -> AsyncGenerator[FleetUpdate]:
+async def watch(address: str, draw: Callable[[], float]) -> AsyncGenerator[FleetUpdate | None]:
     """Everything the manager at `address` says, for ever; each connection begins with a snapshot.
 
+    None when a stream that had begun is lost: until the next snapshot the manager says nothing.
     Connects again 100 to 500 ms after the stream was lost; `draw` gives random numbers in [0, 1), so that gateways
     do not come back in step.
     """
     async with open_channel(address) as channel:
         while True:
+            begun = False
             async with aclosing(_until_lost(channel, address)) as updates:
                 async for update in updates:
+                    begun = True
                     yield update
+            if begun:
+                yield None
             await asyncio.sleep(_LEAST_DELAY_SECONDS + _DELAY_SPREAD_SECONDS * draw())
 
 

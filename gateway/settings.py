@@ -5,13 +5,16 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from octavo.models import DEFAULT
-from octavo.settings import REDIS_FORMS, Address, Folder, RedisAddress, ServiceSettings
+from octavo.settings import REDIS_FORMS, Addresses, Folder, RedisAddress, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
-    cache_manager: Address = Field(default="127.0.0.1:7100", description="host:port of the cache manager")
+    cache_manager: Addresses = Field(
+        default=("127.0.0.1:7100",),
+        description="host:port of the cache manager; of several, separated by commas, all are watched",
+    )
     redis_url: RedisAddress = Field(
         default="redis://127.0.0.1:6379/0",
         description=f"where the prefix index lies; it may be away at any time. {REDIS_FORMS}",

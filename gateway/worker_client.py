@@ -1,6 +1,6 @@
-"""Adapter: the Serve streams to the workers, one per worker and epoch.
+"""Adapter: the Serve streams to the workers, one per worker process.
 
-A stream is opened by its first request and closed when its worker's epoch is over and its last request has ended.
+A stream is opened by its first request and closed when its worker is gone and its last request has ended.
 Everything a worker produced in a step comes as one message; it is taken apart here, by request.
 Invariant: every call ends, be it with its last sample, an error from the worker, or WorkerLost.
 """
@@ -15,7 +15,7 @@ from typing import Self
 
 import grpc
 
-from gateway.core.fleet import WorkerEpoch
+from gateway.core.fleet import WorkerProcess, process_of
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
 from octavo.records import SampleFinished, StepReport, Submission, Tokens, WorkerInfo
 from octavo.service import open_channel
@@ -181,7 +181,7 @@ class Workers:
     """The streams of one gateway. Use as `async with`: leaving it closes them all."""
 
     def __init__(self) -> None:
-        self._streams: dict[WorkerEpoch, tuple[_WorkerStream, asyncio.Task[None]]] = {}
+        self._streams: dict[WorkerProcess, tuple[_WorkerStream, asyncio.Task[None]]] = {}
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -197,19 +197,19 @@ class Workers:
 
     def submit(self, worker: WorkerInfo, submission: Submission) -> WorkerCall:
         """Send a request to a worker; the number in `submission` is replaced by the stream's own."""
-        worker_epoch = (worker.worker_id, worker.epoch)
-        stream, _ = self._streams.get(worker_epoch, (None, None))
+        process = process_of(worker)
+        stream, _ = self._streams.get(process, (None, None))
         if stream is None or stream.lost:
             stream = _WorkerStream(worker)
-            self._streams[worker_epoch] = (stream, self._tasks.create_task(stream.run()))
+            self._streams[process] = (stream, self._tasks.create_task(stream.run()))
         return stream.submit(submission)
 
-    def keep(self, live: Collection[WorkerEpoch]) -> None:
+    def keep(self, live: Collection[WorkerProcess]) -> None:
         """Close the streams of workers that are not live any more and on which nothing is left; call it often.
 
-        A worker that registered anew goes on with what it has, so its old stream stays until that is done.
+        A worker that its manager has given up goes on with what it has, so its stream stays until that is done.
         """
-        for worker_epoch, (stream, task) in list(self._streams.items()):
-            if worker_epoch not in live and (stream.idle or stream.lost):
+        for process, (stream, task) in list(self._streams.items()):
+            if process not in live and (stream.idle or stream.lost):
                 task.cancel()
-                del self._streams[worker_epoch]
+                del self._streams[process]

@@ -236,6 +236,7 @@ class Engine:
         failure = step.exception()
         if failure is None:
             return self._scheduler.apply(step.result())
+        self.counts.failed_steps += 1
         log.error("step_failed", exc_info=failure, extra={"sequences": len(plan.chunks)})
         return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
 

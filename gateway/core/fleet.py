@@ -12,6 +12,12 @@ faster than that, so what this gateway has sent and seen end meanwhile is put on
   and the positions it leaves are cached.
 
 Thus a burst between two reports is seen, and hardly anything is counted twice. Time is an argument.
+
+Each of several cache managers speaks for the workers that attend it. A worker may go from one to another: its larger
+epoch counts, whoever says it, and its process is the same, so what was sent there still counts. A manager that is away
+says nothing, and its workers stay as they were; one that has come back without them is given GRACE_SECONDS until they
+are there too. Meanwhile nobody vouches for them, so one to which a stream is lost is gone.
+
 Invariant: a reservation exists from `reserve` to `release`, whatever becomes of its worker.
 """
 
@@ -20,13 +26,15 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from gateway.core.in_flight import Blocks, Hit, PromptBlocks, Sent
-from octavo.ids import Epoch, WorkerId
+from octavo.ids import Incarnation, WorkerId
 from octavo.records import FleetUpdate, WorkerInfo
 
 ReservationId = NewType("ReservationId", int)
 
-WorkerEpoch = tuple[WorkerId, Epoch]
-"""One incarnation of a worker."""
+WorkerProcess = tuple[WorkerId, Incarnation]
+
+GRACE_SECONDS = 2.0
+"""For a worker to come back to a manager that has started anew."""
 
 _REPORTS_UNTIL_CONTAINED = 2
 """After so many reports, a worker's figures contain a request for certain; after one, they may."""
@@ -78,16 +86,23 @@ class _SinceReport:
 
 @dataclass(slots=True)
 class _Member:
-    """One incarnation of a worker."""
+    """One worker process."""
 
     info: WorkerInfo
     heard: float
+    manager: str
+    """Who spoke of it last."""
+    vouched_for: bool = True
+    """Its manager is there and has it in the fleet."""
+    leaves_at: float | None = None
+    """When it counts as gone, unless a manager speaks of it before."""
     reports: int = 0
     since: _SinceReport = field(default_factory=_SinceReport)
     reservations: dict[ReservationId, _Reservation] = field(default_factory=dict[ReservationId, _Reservation])
 
-    def hear(self, info: WorkerInfo, now: float) -> None:
-        self.info, self.heard = info, now
+    def hear(self, info: WorkerInfo, now: float, manager: str) -> None:
+        self.info, self.heard, self.manager = info, now, manager
+        self.vouched_for, self.leaves_at = True, None
         self.reports += 1
         self.since = _SinceReport()
 
@@ -124,25 +139,43 @@ class _Member:
 
 
 class Fleet:
-    """The workers, by id. A worker's new epoch is another incarnation: nothing of the old one counts for it."""
+    """The workers, by id. A new process under an old id is another worker: nothing of the old one counts for it."""
 
     def __init__(self) -> None:
         self._members: dict[WorkerId, _Member] = {}
-        self._reserved: dict[ReservationId, WorkerEpoch] = {}
+        self._reserved: dict[ReservationId, WorkerProcess] = {}
         self._last = 0
 
-    def apply(self, update: FleetUpdate, now: float) -> None:
-        """Take in what the cache manager says."""
+    def apply(self, update: FleetUpdate, now: float, manager: str) -> None:
+        """Take in what a cache manager says."""
         for info in update.workers:
-            member = self._members.get(info.worker_id)
-            if member is None or member.info.epoch != info.epoch:
-                self._members[info.worker_id] = _Member(info, now)
-            else:
-                member.hear(info, now)
-        named = {info.worker_id for info in update.workers}
-        gone = self._members.keys() - named if update.snapshot else set(update.gone)
-        for worker in gone:
-            self._members.pop(worker, None)
+            self._hear(info, now, manager)
+        for worker in update.gone:
+            member = self._members.get(worker)
+            if member is not None and member.manager == manager:
+                del self._members[worker]
+        if update.snapshot:
+            named = {info.worker_id for info in update.workers}
+            for member in self._of(manager):
+                if member.info.worker_id not in named:
+                    member.vouched_for, member.leaves_at = False, now + GRACE_SECONDS
+
+    def manager_away(self, manager: str) -> None:
+        """A manager says nothing any more."""
+        for member in self._of(manager):
+            member.vouched_for = False
+
+    def forget_missing(self, now: float) -> None:
+        """Drop the workers that have not come back in time."""
+        for worker, member in list(self._members.items()):
+            if member.leaves_at is not None and member.leaves_at <= now:
+                del self._members[worker]
+
+    def stream_lost(self, worker: WorkerInfo) -> None:
+        """A stream to a worker was lost: if nobody vouches for it, it is gone."""
+        member = self._members.get(worker.worker_id)
+        if member is not None and member.info.incarnation == worker.incarnation and not member.vouched_for:
+            del self._members[worker.worker_id]
 
     @property
     def workers(self) -> tuple[WorkerInfo, ...]:
@@ -172,7 +205,7 @@ class Fleet:
         """Count a request for a worker that is expected to hold `cached_tokens` of its prompt when its turn comes."""
         self._last += 1
         reservation = ReservationId(self._last)
-        self._reserved[reservation] = (info.worker_id, info.epoch)
+        self._reserved[reservation] = process_of(info)
         if (member := self._member(reservation)) is not None:
             member.reservations[reservation] = _Reservation(
                 prompt_tokens, prompt_tokens - cached_tokens, output_tokens, blocks, member.reports
@@ -199,10 +232,27 @@ class Fleet:
         """Assert that no worker counts a request that has ended."""
         for worker, member in self._members.items():
             for reservation in member.reservations:
-                assert self._reserved.get(reservation) == (worker, member.info.epoch), (worker, reservation)
+                assert self._reserved.get(reservation) == process_of(member.info), (worker, reservation)
+
+    def _hear(self, info: WorkerInfo, now: float, manager: str) -> None:
+        """Of two processes under one id, the one with the larger epoch is the worker."""
+        member = self._members.get(info.worker_id)
+        if member is not None and member.info.incarnation == info.incarnation:
+            if member.info.epoch <= info.epoch:
+                member.hear(info, now, manager)
+        elif member is None or member.info.epoch < info.epoch:
+            self._members[info.worker_id] = _Member(info, now, manager)
+
+    def _of(self, manager: str) -> list[_Member]:
+        return [member for member in self._members.values() if member.manager == manager]
 
     def _member(self, reservation: ReservationId) -> _Member | None:
-        """The worker of a reservation, if that incarnation of it is there."""
-        worker, epoch = self._reserved.get(reservation, (None, None))
+        """The worker of a reservation, if that process is there."""
+        worker, incarnation = self._reserved.get(reservation, (None, None))
         member = None if worker is None else self._members.get(worker)
-        return member if member is not None and member.info.epoch == epoch else None
+        return member if member is not None and member.info.incarnation == incarnation else None
+
+
+def process_of(worker: WorkerInfo) -> WorkerProcess:
+    """What stays the same when a worker registers again."""
+    return worker.worker_id, worker.incarnation

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from octavo.ids import CacheEpoch, Epoch, WorkerId
+from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
 from octavo.records import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
 
 
@@ -26,6 +26,7 @@ def worker(
     name: str,
     *,
     epoch: int = 1,
+    incarnation: int = 1,
     cache_epoch: int = 0,
     draining: bool = False,
     spec: PoolSpec | None = None,
@@ -39,6 +40,7 @@ def worker(
         pool=spec or pool(),
         load=WorkerLoad(**load),
         draining=draining,
+        incarnation=Incarnation(incarnation),
         cache_epoch=CacheEpoch(cache_epoch),
     )
 

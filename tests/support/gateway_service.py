@@ -85,8 +85,11 @@ async def gateway(
         news = News()
         running = Gateway(dispatcher, client, channel, gateway_v1_grpc.InferenceStub(channel), news, address)
 
-        def apply(update: FleetUpdate) -> None:
-            dispatcher.apply_fleet(update)
+        def apply(update: FleetUpdate | None) -> None:
+            if update is None:
+                dispatcher.manager_away(fleet.manager.address)
+            else:
+                dispatcher.apply_fleet(update, fleet.manager.address)
             news.tell()
 
         watching = asyncio.create_task(_watch(fleet.manager.address, apply))
@@ -100,7 +103,7 @@ async def gateway(
             await server.stop(None)
 
 
-async def _watch(address: str, apply: Callable[[FleetUpdate], None]) -> None:
+async def _watch(address: str, apply: Callable[[FleetUpdate | None], None]) -> None:
     async with aclosing(watch(address, lambda: 0.0)) as updates:
         async for update in updates:
             apply(update)

@@ -13,7 +13,7 @@ from gateway.core.events import Delta, Event, Started
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
 from gateway.dispatcher import Bounds
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
-from octavo.ids import Epoch
+from octavo.ids import Epoch, Incarnation
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -225,7 +225,10 @@ async def test_what_a_worker_refuses_for_another_reason_the_client_hears(
     assert front.at_rest()
 
 
-async def test_a_worker_that_registers_anew_finishes_on_the_old_stream_and_starts_on_a_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("incarnation", "streams"), [(0, 1), (1, 2)])
+async def test_a_worker_that_registers_anew_goes_on_and_only_a_new_process_gets_a_new_stream(
+    tmp_path: Path, incarnation: int, streams: int
+) -> None:
     async with fake_fleet() as fleet:
         worker = await fleet.add("a", words_pool())
         async with gateway(fleet, tmp_path) as front:
@@ -233,11 +236,12 @@ async def test_a_worker_that_registers_anew_finishes_on_the_old_stream_and_start
             old = front.client.generate(Generation(prompt=TokenPrompt((5, 6)), max_tokens=2))
             await anext(old)
             await worker.until(lambda worker: len(worker.submissions) == 1)
-            worker.info = replace(worker.info, epoch=Epoch(2))
+            worker.info = replace(worker.info, epoch=Epoch(2), incarnation=Incarnation(incarnation))
             fleet.manager.tell(worker.info)
             await front.until_fleet(lambda _: front.dispatcher.fleet[0].epoch == 2)
             new = asyncio.create_task(front.client.complete(Generation(prompt=TokenPrompt((7,)), max_tokens=1)))
-            await worker.until(lambda worker: worker.streams == 2)
+            await worker.until(lambda worker: len(worker.submissions) == 2)
+            assert worker.streams == streams
             worker.gate.set()
 
             assert await tokens_of(old) == [5, 6]

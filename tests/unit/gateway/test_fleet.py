@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from gateway.core.fleet import Fleet, ReservationId, Standing
+from gateway.core.fleet import GRACE_SECONDS, Fleet, ReservationId, Standing
 from octavo.ids import WorkerId
 from tests.support.fleets import news, snapshot, worker
 
@@ -17,7 +17,7 @@ def standing(fleet: Fleet, name: str) -> Standing:
 
 def fleet_of(*names: str) -> Fleet:
     fleet = Fleet()
-    fleet.apply(snapshot(*map(worker, names)), now=0.0)
+    fleet.apply(snapshot(*map(worker, names)), now=0.0, manager="m")
     return fleet
 
 
@@ -28,8 +28,10 @@ def reserve(fleet: Fleet, name: str, prompt: int = 164, cached: int = 64, output
 
 def test_a_snapshot_replaces_the_fleet_and_news_amend_it() -> None:
     fleet = fleet_of("a", "b")
-    fleet.apply(snapshot(worker("b"), worker("c")), now=1.0)
-    fleet.apply(news(worker("d"), gone=("b", "never-there")), now=2.0)
+    fleet.apply(snapshot(worker("b"), worker("c")), now=-GRACE_SECONDS, manager="m")
+    fleet.forget_missing(now=0.0)
+    fleet.apply(snapshot(worker("b"), worker("c")), now=1.0, manager="m")
+    fleet.apply(news(worker("d"), gone=("b", "never-there")), now=2.0, manager="m")
 
     assert {info.worker_id for info in fleet.workers} == {"c", "d"}
     assert standing(fleet, "c").heard == 1.0
@@ -52,8 +54,8 @@ def test_the_second_report_contains_a_reservation_so_it_is_not_counted_twice() -
     fleet = fleet_of("a")
     reserve(fleet, "a")
     report = news(worker("a", queued_prefill_tokens=100, held_blocks=10))
-    fleet.apply(report, now=1.0)
-    fleet.apply(report, now=2.0)
+    fleet.apply(report, now=1.0, manager="m")
+    fleet.apply(report, now=2.0, manager="m")
 
     assert (standing(fleet, "a").queued_tokens, standing(fleet, "a").held_tokens) == (100, 160)
 
@@ -72,7 +74,7 @@ def test_what_ended_is_cached_until_the_next_report_says_how_much() -> None:
     fleet.release(reservation)
 
     assert (standing(fleet, "a").held_tokens, standing(fleet, "a").cached_tokens) == (0, 150)
-    fleet.apply(news(worker("a", cached_blocks=9)), now=1.0)
+    fleet.apply(news(worker("a", cached_blocks=9)), now=1.0, manager="m")
     assert standing(fleet, "a").cached_tokens == 144
 
 
@@ -80,7 +82,7 @@ def test_what_a_report_calls_queued_is_not_when_its_prompt_was_computed_since() 
     """Or the next request behind the same prefix would flee from a queue that is gone."""
     fleet = fleet_of("a")
     reservation = reserve(fleet, "a")
-    fleet.apply(news(worker("a", queued_prefill_tokens=164, held_blocks=20)), now=1.0)
+    fleet.apply(news(worker("a", queued_prefill_tokens=164, held_blocks=20)), now=1.0, manager="m")
     fleet.prefilled(reservation)
     assert standing(fleet, "a").queued_tokens == 0
 
@@ -91,7 +93,7 @@ def test_what_a_report_calls_queued_is_not_when_its_prompt_was_computed_since() 
 def test_what_others_have_queued_stays_when_an_own_prompt_was_computed() -> None:
     fleet = fleet_of("a")
     reservation = reserve(fleet, "a")
-    fleet.apply(news(worker("a", queued_prefill_tokens=164 + 1000)), now=1.0)
+    fleet.apply(news(worker("a", queued_prefill_tokens=164 + 1000)), now=1.0, manager="m")
     fleet.prefilled(reservation)
 
     assert standing(fleet, "a").queued_tokens == 1000
@@ -100,16 +102,64 @@ def test_what_others_have_queued_stays_when_an_own_prompt_was_computed() -> None
 def test_a_request_that_is_cancelled_before_its_prompt_was_computed_is_queued_no_longer() -> None:
     fleet = fleet_of("a")
     reservation = reserve(fleet, "a")
-    fleet.apply(news(worker("a", queued_prefill_tokens=164)), now=1.0)
+    fleet.apply(news(worker("a", queued_prefill_tokens=164)), now=1.0, manager="m")
     fleet.release(reservation)
 
     assert standing(fleet, "a").queued_tokens == 0
 
 
-def test_a_new_epoch_starts_without_the_reservations_of_the_old_one() -> None:
+def test_a_worker_that_registers_anew_still_has_what_was_sent_there() -> None:
+    """Be it with another manager."""
     fleet = fleet_of("a")
     reservation = reserve(fleet, "a")
-    fleet.apply(news(worker("a", epoch=2)), now=1.0)
+    fleet.apply(snapshot(worker("a", epoch=2)), now=1.0, manager="other")
+
+    assert standing(fleet, "a").queued_tokens == 100
+    fleet.release(reservation)
+    assert (fleet.reservations, standing(fleet, "a").cached_tokens) == (0, 150)
+
+
+def test_the_larger_epoch_counts_whoever_says_it() -> None:
+    """A worker went from one manager to another, and the first one hears of it, and tells, later."""
+    fleet = fleet_of("a")
+    fleet.apply(snapshot(worker("a", epoch=2, held_blocks=7)), now=1.0, manager="other")
+    fleet.apply(news(worker("a", epoch=1)), now=2.0, manager="m")
+    assert standing(fleet, "a").info.epoch == 2
+    fleet.apply(news(gone=("a",)), now=3.0, manager="m")
+    assert standing(fleet, "a").held_tokens == 7 * 16
+    fleet.apply(news(gone=("a",)), now=4.0, manager="other")
+    assert fleet.workers == ()
+
+
+def test_a_manager_that_has_started_anew_gives_its_workers_time_to_come_back() -> None:
+    fleet = fleet_of("a", "b", "c")
+    fleet.apply(snapshot(worker("d")), now=0.0, manager="other")
+    reserve(fleet, "a")
+    fleet.manager_away("m")
+    fleet.forget_missing(now=100.0)
+    fleet.apply(snapshot(worker("b", epoch=2)), now=100.0, manager="m")
+    fleet.forget_missing(now=100.0 + GRACE_SECONDS - 0.1)
+    assert {info.worker_id for info in fleet.workers} == {"a", "b", "c", "d"}
+    fleet.apply(news(worker("a", epoch=3)), now=101.0, manager="m")
+    fleet.forget_missing(now=100.0 + GRACE_SECONDS)
+    assert {info.worker_id for info in fleet.workers} == {"a", "b", "d"}
+    assert standing(fleet, "a").queued_tokens == 100
+
+
+def test_a_lost_stream_ends_a_worker_only_if_no_manager_vouches_for_it() -> None:
+    fleet = fleet_of("a", "b")
+    fleet.stream_lost(worker("a"))
+    fleet.manager_away("m")
+    fleet.stream_lost(worker("b", incarnation=9))
+    assert {info.worker_id for info in fleet.workers} == {"a", "b"}
+    fleet.stream_lost(worker("a"))
+    assert {info.worker_id for info in fleet.workers} == {"b"}
+
+
+def test_a_new_process_starts_without_the_reservations_of_the_old_one() -> None:
+    fleet = fleet_of("a")
+    reservation = reserve(fleet, "a")
+    fleet.apply(news(worker("a", epoch=2, incarnation=2)), now=1.0, manager="m")
 
     assert standing(fleet, "a").queued_tokens == 0
     fleet.prefilled(reservation)
@@ -127,6 +177,9 @@ def test_releasing_twice_releases_once() -> None:
     assert (fleet.reservations, standing(fleet, "a").cached_tokens) == (0, 150)
 
 
+MANAGERS = st.sampled_from(["m", "other"])
+
+
 class Bookings(RuleBasedStateMachine):
     """Workers come, leave and register anew while requests are sent, computed and ended in any order. S38."""
 
@@ -137,18 +190,33 @@ class Bookings(RuleBasedStateMachine):
         self.fleet = Fleet()
         self.open: set[ReservationId] = set()
 
-    @rule(names=st.sets(st.sampled_from("abc")), epoch=st.integers(1, 2), whole=st.booleans())
-    def hear(self, names: set[str], epoch: int, whole: bool) -> None:
-        workers = [worker(name, epoch=epoch) for name in sorted(names)]
-        self.fleet.apply(snapshot(*workers) if whole else news(*workers), now=0.0)
+    @rule(
+        names=st.sets(st.sampled_from("abc")),
+        epoch=st.integers(1, 3),
+        process=st.integers(1, 2),
+        whole=st.booleans(),
+        manager=MANAGERS,
+    )
+    def hear(self, names: set[str], epoch: int, process: int, whole: bool, manager: str) -> None:
+        workers = [worker(name, epoch=epoch, incarnation=process) for name in sorted(names)]
+        self.fleet.apply(snapshot(*workers) if whole else news(*workers), now=0.0, manager=manager)
 
-    @rule(name=st.sampled_from("abc"))
-    def leave(self, name: str) -> None:
-        self.fleet.apply(news(gone=(name,)), now=0.0)
+    @rule(name=st.sampled_from("abc"), manager=MANAGERS)
+    def leave(self, name: str, manager: str) -> None:
+        self.fleet.apply(news(gone=(name,)), now=0.0, manager=manager)
 
-    @rule(target=sent, name=st.sampled_from("abc"), epoch=st.integers(1, 2), prefill=st.integers(0, 50))
-    def send(self, name: str, epoch: int, prefill: int) -> ReservationId:
-        info = worker(name, epoch=epoch)
+    @rule(manager=MANAGERS, late=st.booleans())
+    def lose_a_manager(self, manager: str, late: bool) -> None:
+        self.fleet.manager_away(manager)
+        self.fleet.forget_missing(now=GRACE_SECONDS if late else 0.0)
+
+    @rule(name=st.sampled_from("abc"), process=st.integers(1, 2))
+    def lose_a_stream(self, name: str, process: int) -> None:
+        self.fleet.stream_lost(worker(name, incarnation=process))
+
+    @rule(target=sent, name=st.sampled_from("abc"), process=st.integers(1, 2), prefill=st.integers(0, 50))
+    def send(self, name: str, process: int, prefill: int) -> ReservationId:
+        info = worker(name, incarnation=process)
         reservation = self.fleet.reserve(info, prompt_tokens=prefill + 5, cached_tokens=5, output_tokens=10)
         self.open.add(reservation)
         return reservation

@@ -62,10 +62,10 @@ def test_what_was_sent_to_a_worker_before_its_reset_counts_for_nothing_after_it(
     """S9."""
     fleet, prompt = Fleet(), blocks_of(*range(100))
     before, after = worker("a"), worker("a", cache_epoch=7)
-    fleet.apply(snapshot(before), 0.0)
+    fleet.apply(snapshot(before), now=0.0, manager="m")
     fleet.reserve(before, prompt_tokens=100, cached_tokens=0, output_tokens=1, blocks=prompt.of(before))
     assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK)}
-    fleet.apply(news(after), 1.0)
+    fleet.apply(news(after), now=1.0, manager="m")
     assert fleet.hits(prompt, {}) == {A: Hit(0, 0)}
 
 
@@ -79,7 +79,7 @@ def test_two_prompts_share_the_blocks_up_to_their_first_difference(one: list[int
 
 def test_a_prompt_is_remembered_where_it_was_sent_until_it_ends() -> None:
     fleet, prompt = Fleet(), blocks_of(*range(100))
-    fleet.apply(snapshot(worker("a"), worker("b")), now=0.0)
+    fleet.apply(snapshot(worker("a"), worker("b")), now=0.0, manager="m")
     reservation = fleet.reserve(
         worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST)
     )
@@ -90,9 +90,9 @@ def test_a_prompt_is_remembered_where_it_was_sent_until_it_ends() -> None:
     assert fleet.hits(prompt, {B: BLOCK}) == {B: Hit(BLOCK)}
 
 
-def test_a_new_epoch_of_a_worker_knows_nothing_of_what_the_old_one_was_sent() -> None:
+def test_a_new_process_of_a_worker_knows_nothing_of_what_the_old_one_was_sent() -> None:
     fleet, prompt = Fleet(), blocks_of(*range(100))
-    fleet.apply(snapshot(worker("a")), now=0.0)
+    fleet.apply(snapshot(worker("a")), now=0.0, manager="m")
     fleet.reserve(worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST))
-    fleet.apply(news(worker("a", epoch=2)), now=1.0)
+    fleet.apply(news(worker("a", epoch=2, incarnation=2)), now=1.0, manager="m")
     assert fleet.hits(prompt, {}) == {}

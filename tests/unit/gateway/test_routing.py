@@ -19,7 +19,7 @@ BLOCK = 16
 
 def standings(*workers: WorkerInfo) -> tuple[Standing, ...]:
     fleet = Fleet()
-    fleet.apply(snapshot(*workers), now=0.0)
+    fleet.apply(snapshot(*workers), now=0.0, manager="m")
     return fleet.standings([info.worker_id for info in workers])
 
 
@@ -69,7 +69,7 @@ def test_ties_break_at_random() -> None:
 def test_a_burst_between_two_reports_is_spread() -> None:
     fleet = Fleet()
     names = [WorkerId(name) for name in "abcd"]
-    fleet.apply(snapshot(*map(worker, "abcd")), now=0.0)
+    fleet.apply(snapshot(*map(worker, "abcd")), now=0.0, manager="m")
     sent: list[str] = []
     for _ in range(4):
         info = choose(work(), fleet.standings(names), {}, Random(0).random).chosen.standing.info
@@ -91,7 +91,7 @@ def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhe
     random = Random(seed)
     fleet = Fleet()
     names = [WorkerId("a"), WorkerId("b")]
-    fleet.apply(snapshot(worker("a"), worker("b")), now=0.0)
+    fleet.apply(snapshot(worker("a"), worker("b")), now=0.0, manager="m")
     holder: WorkerId | None = None
     for at in range(6):
         asked = Work(prompt=(*range(512), *range(1000 + 50 * at, 1020 + 50 * at)), output_tokens=16)
@@ -103,7 +103,7 @@ def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhe
             candidate.standing.info, prompt_tokens=532, cached_tokens=candidate.cached_tokens, output_tokens=16
         )
         if late_report:
-            fleet.apply(news(worker(holder, queued_prefill_tokens=532, held_blocks=34)), now=0.0)
+            fleet.apply(news(worker(holder, queued_prefill_tokens=532, held_blocks=34)), now=0.0, manager="m")
         fleet.prefilled(reservation)
         fleet.release(reservation)
 
@@ -186,8 +186,8 @@ def test_a_longer_hit_never_costs_more(hit: int, more: int, load: dict[str, int]
 
 def test_a_worker_that_drains_is_known_as_such() -> None:
     fleet = Fleet()
-    fleet.apply(snapshot(worker("a")), now=0.0)
-    fleet.apply(news(worker("a", draining=True)), now=1.0)
+    fleet.apply(snapshot(worker("a")), now=0.0, manager="m")
+    fleet.apply(news(worker("a", draining=True)), now=1.0, manager="m")
     assert [info.draining for info in fleet.workers] == [True]
 
 
@@ -208,7 +208,7 @@ def burst(workers: int, *, requests: int, shared: int, own: int, seed: int = 0) 
     """Requests by the worker that they go to, sent at one moment by a gateway that knows no block of theirs."""
     fleet, random, taken = Fleet(), Random(seed), Counter[str]()
     infos = [worker(f"w{at}") for at in range(workers)]
-    fleet.apply(snapshot(*infos), now=0.0)
+    fleet.apply(snapshot(*infos), now=0.0, manager="m")
     for request in range(requests):
         asked = Work(prompt=(*range(shared), *[1000 + request] * own), output_tokens=16)
         blocks = PromptBlocks(asked.prompt, PLAIN)
