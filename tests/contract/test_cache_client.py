@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.block_record import record_bytes
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch, UnknownSequence
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.records import Exchange, Grant, HeldSequence, Inventory, Registered, Registration, TableChange
@@ -136,7 +137,9 @@ async def test_a_registration_with_an_inventory_goes_on_with_what_it_tells(clien
 
 
 async def test_an_inventory_that_contradicts_itself_is_refused(client):
-    with pytest.raises(InvalidRequest, match="3 bytes, wanted a multiple of 56"):
+    with pytest.raises(
+        InvalidRequest, match=rf"^inventory\.published: 3 bytes, wanted a multiple of {record_bytes(4)}$"
+    ):
         await client.register(REGISTRATION, [Inventory(published=b"123")])
     await Attending.begin(client)
 
