@@ -3,11 +3,13 @@
 Reads the books and changes nothing: no order of eviction, no figure.
 """
 
+from collections.abc import Sequence
+
 from cache_manager.core.partial_hits import PartialHits
 from cache_manager.core.prefix_index import Parent, PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
 from octavo.hashing import TOKEN_BYTES, hit_candidates
-from octavo.ids import BlockHash, Epoch
+from octavo.ids import BlockHash, BlockId, Epoch
 from octavo.records import HitEnd, PromptExplanation
 
 
@@ -30,12 +32,14 @@ class Explainer:
             return PromptExplanation(
                 epoch=self._epoch, reused_tokens=reused, end=HitEnd.BEING_COMPUTED, position=reused, leader=leader
             )
-        return self._turned_away(hits[-1] if hits else root, prompt, len(hits), block_size)
+        return self._turned_away(hits[-1] if hits else root, prompt, hits, block_size)
 
-    def _turned_away(self, parent: Parent, prompt: bytes, blocks: int, block_size: int) -> PromptExplanation:
-        """The same, where nobody computes the block after the first `blocks`, the last of which is `parent`."""
-        copied = self._partial_hits.find(parent, prompt, blocks)
-        rest = self._partial_hits.rest_of_block(prompt, blocks)
+    def _turned_away(
+        self, parent: Parent, prompt: bytes, hits: Sequence[BlockId], block_size: int
+    ) -> PromptExplanation:
+        """The same, where nobody computes the block after the hits, the last of which is `parent`."""
+        copied = self._partial_hits.find(parent, prompt, hits)
+        rest = self._partial_hits.rest_of_block(prompt, len(hits))
         block, common = self._index.branches.closest(parent, rest) or (None, 0)
         if common == len(rest) // TOKEN_BYTES:
             end = HitEnd.LAST_TOKEN
@@ -43,8 +47,8 @@ class Explainer:
             end = HitEnd.NOT_PUBLISHED if block is None else HitEnd.DIFFERS
         return PromptExplanation(
             epoch=self._epoch,
-            reused_tokens=blocks * block_size + (0 if copied is None else copied.tokens),
+            reused_tokens=len(hits) * block_size + (0 if copied is None else copied.tokens),
             end=end,
-            position=blocks * block_size + common,
+            position=len(hits) * block_size + common,
             block=block if end is HitEnd.DIFFERS else None,
         )

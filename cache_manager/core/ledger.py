@@ -370,7 +370,7 @@ class Ledger:
 
     def _copy_partial_hit(self, table: BlockTable, tokens: Sequence[int], raw: bytes) -> int:
         """Give a new table a copy of a block that begins like its next one. Returns the tokens that this covers."""
-        hit = self._partial_hits.find(table.before(table.full_blocks), raw, table.full_blocks)
+        hit = self._partial_hits.find(table.before(table.full_blocks), raw, table.blocks)
         if hit is None:
             return 0
         self._pool.share((hit.source,))  # a block was used; and what is copied must not be what is allocated

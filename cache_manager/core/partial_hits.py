@@ -9,6 +9,7 @@ What is copied need not be published by the same sequence, nor be held by anyone
 makes the copy before any write of its next step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cache_manager.core.block_pool import BlockPool
@@ -42,23 +43,23 @@ class PartialHits:
         self._width = block_size * TOKEN_BYTES
         self._min_copy_tokens = min_copy_tokens
 
-    def find(self, parent: Parent, prompt: bytes, blocks: int) -> PartialHit | None:
-        """What to copy for the block after the first `blocks` of a prompt, the last of which is `parent`.
+    def find(self, parent: Parent, prompt: bytes, hits: Sequence[BlockId]) -> PartialHit | None:
+        """What to copy for the block after the hits of a prompt, the last of which is `parent`.
 
         `prompt` is all of it, as it is hashed. None when nothing begins alike for long enough, or when there is no
-        block for the copy besides what would be copied from.
+        block for the copy besides the hits and what would be copied from.
         """
-        rest = self.rest_of_block(prompt, blocks)
+        rest = self.rest_of_block(prompt, len(hits))
         if not 0 < self._min_copy_tokens <= len(rest) // TOKEN_BYTES:
             return None
         closest = self._index.branches.closest(parent, rest)
         if closest is None:
             return None
         source, tokens = closest
-        in_free_list = self._pool.references(source) == 0
-        if tokens < self._min_copy_tokens or self._pool.num_available <= in_free_list:
+        if tokens < self._min_copy_tokens:
             return None
-        return PartialHit(source, tokens)
+        wanted = sum(self._pool.references(block) == 0 for block in (*hits, source))
+        return PartialHit(source, tokens) if self._pool.num_available > wanted else None
 
     def rest_of_block(self, prompt: bytes, blocks: int) -> bytes:
         """The tokens of the block after the first `blocks`, without the prompt's last, which must be computed."""

@@ -39,7 +39,15 @@ def _empty_positions(pool: BlockPool, tables: Collection[BlockTable], block_size
     for table in tables:
         first = table.full_blocks
         for index, block in enumerate(table.blocks[first:], start=first):
-            if not pool.is_published(block):  # a published one is full, whoever has gone back in it
-                inside = min(max(table.length - index * block_size, 0), block_size)
-                filled[block] = max(filled.get(block, 0), inside)
+            if block in filled or pool.is_published(block):  # a published one is full, whoever has gone back in it
+                continue
+            holders = tables if pool.references(block) > 1 else (table,)
+            filled[block] = max(_inside(holder, index, block, block_size) for holder in holders)
     return sum(block_size - count for count in filled.values())
+
+
+def _inside(table: BlockTable, index: int, block: BlockId, block_size: int) -> int:
+    """Committed positions of the table in a block; one that is shared has the same index everywhere."""
+    if index >= len(table.blocks) or table.blocks[index] != block:
+        return 0
+    return min(max(table.length - index * block_size, 0), block_size)

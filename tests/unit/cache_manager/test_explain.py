@@ -60,6 +60,13 @@ def test_other_keys_and_other_cache_epochs_find_nothing():
     assert ledger.explain(tokens_of(0, 10)) == said(0, HitEnd.NOT_PUBLISHED, 0)
 
 
+def test_no_copy_is_promised_for_which_there_would_be_no_block():
+    """The hits will be held by then, and what is to be copied is the last block that is not."""
+    ledger = remembering(tokens_of(0, 16), block_size=8, num_blocks=2)
+    assert ledger.explain(tokens_of(0, 15)) == said(8, HitEnd.LAST_TOKEN, 14)
+    assert ledger.attach(B, tokens_of(0, 15)) == 8
+
+
 def test_who_would_be_waited_for_is_told():
     ledger = open_ledger()
     ledger.attach(A, tokens_of(0, 20))
