@@ -72,15 +72,17 @@ async def heals(client: Client, process: Process) -> None:
 
 
 async def test_running_requests_survive_the_cache_manager(client: Client) -> None:
-    """kill -9: its books are made anew from what the workers compute again, and no client notices."""
+    """kill -9: its books are opened again from what the workers hold; no client notices, nothing is computed again."""
     prompts = [prose(100 * i, 30 + i) for i in range(4)]
     running = await begin_all(client, prompts)
+    preempted = await client.preemptions()
 
     await client.cluster.manager.kill()
     recovery = asyncio.create_task(heals(client, client.cluster.manager))
     answers = [await one.finish() for one in running]
     await recovery
 
+    assert await client.preemptions() == preempted
     assert [answer.tokens[0] for answer in answers if isinstance(answer, Answer)] == [
         greedy(prompt, OUTPUT) for prompt in prompts
     ]
