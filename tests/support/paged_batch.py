@@ -111,9 +111,9 @@ def make_batch(
         if history >= shared_blocks * block_size:
             tables[b, :shared_blocks] = torch.tensor(shared)
             k[: len(prefixes[0])], v[: len(prefixes[1])] = prefixes
-        for position in range(history + new):
-            block, offset = int(tables[b, position // block_size]), position % block_size
-            k_pool[block, :, offset], v_pool[block, :, offset] = k[position], v[position]
+        position = torch.arange(history + new)
+        block, offset = tables[b, position // block_size].long(), position % block_size
+        k_pool[block, :, offset], v_pool[block, :, offset] = k, v
         queries.append(q)
         expected.append(_attend_densely(q.double(), k.double(), v.double(), scale, options))
     return PagedBatch(
@@ -130,25 +130,22 @@ def make_batch(
 
 
 def _attend_densely(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, options: Options) -> torch.Tensor:
-    """One query and one head at a time, in the dtype given: q [T, Hq, D]; k, v [n, Hkv, D] -> [T, Hq, D]."""
+    """One head at a time, in the dtype given: q [T, Hq, D]; k, v [n, Hkv, D] -> [T, Hq, D]."""
     tokens, heads, _ = q.shape
     length, kv_heads, _ = k.shape
     k = k * _factor(options.get("k_scale"), k)
     v = v * _factor(options.get("v_scale"), v)
-    sinks = options.get("sinks")
+    cap, sinks = options.get("soft_cap"), options.get("sinks")
+    behind = torch.arange(length - tokens, length)[:, None] - torch.arange(length)  # how far, seen from each query
+    hidden = (behind < 0) | (behind >= (options.get("window") or length))
     out = torch.empty_like(q)
-    for t in range(tokens):
-        end = length - tokens + t + 1
-        visible = slice(max(0, end - (options.get("window") or end)), end)
-        for head in range(heads):
-            kv_head = head // (heads // kv_heads)
-            scores = (k[visible, kv_head] @ q[t, head]) * scale
-            if (cap := options.get("soft_cap")) is not None:
-                scores = cap * (scores / cap).tanh()
-            peak = scores.max() if sinks is None else max(scores.max(), sinks[head].double())
-            weights = (scores - peak).exp()
-            total = weights.sum() + (0 if sinks is None else (sinks[head].double() - peak).exp())
-            out[t, head] = weights @ v[visible, kv_head] / total
+    for head in range(heads):
+        kv_head = head // (heads // kv_heads)
+        scores = q[:, head] @ k[:, kv_head].T * scale
+        scores = scores if cap is None else cap * (scores / cap).tanh()
+        weights = scores.masked_fill(hidden, -torch.inf).exp()
+        total = weights.sum(dim=1) + (0 if sinks is None else sinks[head].double().exp())
+        out[:, head] = weights @ v[:, kv_head] / total[:, None]
     return out
 
 

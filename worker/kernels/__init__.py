@@ -102,8 +102,12 @@ def choose(
 def _choose_cuda(
     device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option]
 ) -> Attend:
-    from worker.kernels import reference, triton_attend
+    from worker.kernels import reference
 
+    try:
+        from worker.kernels import triton_attend
+    except ImportError as missing:  # torch's CUDA builds bring Triton where there is one for the system
+        return _announce(reference.attend, "reference", device, f"slower than Triton: {missing}")
     if (reason := triton_attend.supports(dtype, kv_dtype, head_dim, options)) is not None:
         return _announce(reference.attend, "reference", device, f"slower than Triton: {reason}")
     return _announce(triton_attend.attend, "triton", device, "kernels for this GPU, compiled as they are needed")

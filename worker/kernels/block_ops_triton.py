@@ -50,7 +50,7 @@ def _write_one(
     MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """One token's keys, or values, of all heads into its slot."""
-    head, element = tl.arange(0, HKV_PADDED)[:, None], tl.arange(0, D_PADDED)[None, :]
+    head, element = tl.arange(0, HKV_PADDED).to(tl.int64)[:, None], tl.arange(0, D_PADDED)[None, :]
     inside = (head < HKV) & (element < D)
     x = tl.load(x_ptr + token * x_token + head * x_head + element, mask=inside, other=0.0)
     if scale_ptr is not None:

@@ -135,7 +135,7 @@ def _split_kernel(
     With one split the result goes to `out`, else its share of each head to `partial` [B, Hq, SPLITS, D] and the
     log2 of its weight to `lse` [B, Hq, SPLITS].
     """
-    b, kv_head, z = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    b, kv_head, z = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     token = tl.load(starts_ptr + b).to(tl.int64)
     length = tl.load(lengths_ptr + b)
     begin, origin, done = _own_part(length, window, shared_ptr, b, S)

@@ -89,7 +89,7 @@ def _prefill_kernel(
 ):
     """Attend ROWS // GROUP queries of one chunk, all heads of one group: row r is query r // GROUP, head r % GROUP."""
     QUERIES: tl.constexpr = ROWS // GROUP
-    program, kv_head = tl.program_id(0), tl.program_id(1)
+    program, kv_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     b = _find_sequence(starts_ptr, sequences, program, QUERIES)
     token = tl.load(starts_ptr + b)
     count = tl.load(starts_ptr + b + 1) - token

@@ -65,7 +65,7 @@ def _shared_kernel(
     Row r is member r // GROUP, head r % GROUP. Lengths, sinks and window belong to the members' own parts.
     """
     MEMBERS: tl.constexpr = ROWS // GROUP
-    group, kv_head, z = tl.program_id(0) // group_programs, tl.program_id(1), tl.program_id(2)
+    group, kv_head, z = tl.program_id(0) // group_programs, tl.program_id(1).to(tl.int64), tl.program_id(2)
     positions = tl.load(group_positions_ptr + group)
     split = split_positions(positions)
     first = z * split

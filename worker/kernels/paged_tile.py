@@ -103,7 +103,7 @@ def attend_tile(
     else:
         block = tl.load(table_ptr + position // S).to(tl.int64)
         readable = None if D == D_PADDED else element < D
-    offset = position % S
+    offset = (position % S).to(tl.int64)
     k = load_tile(k_ptr + (block * K_BLOCK + offset * K_SLOT)[:, None] + element, readable, POOL, DOT)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * score_unit
     if soft_cap is not None:  # c * tanh(x / c), as 1 - 2 / (e^2x + 1): no special case where e^2x is infinite

@@ -234,6 +234,24 @@ def test_an_unknown_device_gets_the_reference(caplog: pytest.LogCaptureFixture) 
     assert caplog.records[0].__dict__["reason"] == "slower: no kernel is written for meta"
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "chosen", "reason"),
+    [
+        (64, "triton", "kernels for this GPU, compiled as they are needed"),
+        (272, "reference", "slower than Triton: heads of 272 elements; they take up to 256"),
+    ],
+)
+def test_a_gpu_gets_triton_where_its_kernels_take_the_heads(
+    caplog: pytest.LogCaptureFixture, head_dim: int, chosen: str, reason: str
+) -> None:
+    pytest.importorskip("triton")
+
+    with caplog.at_level(logging.INFO, logger="octavo.worker"):
+        choose(device=torch.device("cuda"), dtype=torch.float32, head_dim=head_dim)
+
+    assert [(r.__dict__["backend"], r.__dict__["reason"]) for r in caplog.records] == [(chosen, reason)]
+
+
 BARE_MACHINE = """
 import json, logging, sys, torch
 sys.modules["triton"] = None  # importing it fails, as where it is not installed
@@ -244,7 +262,9 @@ logging.getLogger("octavo.worker").addHandler(handler)
 logging.getLogger("octavo.worker").setLevel(logging.INFO)
 import worker.kernels
 attend = worker.kernels.choose(device=torch.device("cpu"), dtype=torch.float32, head_dim=64)
-print(json.dumps({"attend": attend.__module__, "reasons": [record.reason for record in records]}))
+on_gpu = worker.kernels.choose(device=torch.device("cuda"), dtype=torch.float32, head_dim=64)
+modules = [attend.__module__, on_gpu.__module__]
+print(json.dumps({"modules": modules, "reasons": [record.reason for record in records]}))
 """
 
 
@@ -256,5 +276,6 @@ def test_a_machine_without_compiler_and_triton_still_attends_and_says_why(tmp_pa
     )
 
     said = json.loads(done.stdout)
-    assert said["attend"] == "worker.kernels.torch_cpu"
-    assert said["reasons"] == ["slower than native: no C++ compiler: none of g++, c++, clang++ is on PATH"]
+    assert said["modules"] == ["worker.kernels.torch_cpu", "worker.kernels.reference"]
+    assert said["reasons"][0] == "slower than native: no C++ compiler: none of g++, c++, clang++ is on PATH"
+    assert said["reasons"][1].startswith("slower than Triton: ")
