@@ -218,6 +218,8 @@ class EvictionMachine(RuleBasedStateMachine):
         self.published = {}
         """Hash -> tenant; None for a moment, until it is known who published it."""
         self.until = {}
+        self.too_many = set()
+        """Asked for when there was more of it than the quota: some of these age again."""
 
     @rule(tenant=TENANTS, tokens=TOKENS, retain=st.sampled_from([0, 0, 5, 20]), stays=st.booleans())
     def visit(self, tenant, tokens, retain, stays):
@@ -284,6 +286,9 @@ class EvictionMachine(RuleBasedStateMachine):
             for block_hash in self.hashes(tokens[: self.ledger.length(sequence)]):
                 self.until[block_hash] = max(self.until.get(block_hash, 0.0), self.now + retain)
         self.ledger.free(sequence)
+        for tenant, allowance in self.allowances.items():
+            if len(asked := self.asked_for(tenant)) > allowance.retained_blocks:
+                self.too_many |= asked
 
     def hashes(self, tokens):
         return block_hashes(self.spec.chain_root().hash(), tokens, self.size)
@@ -320,18 +325,23 @@ class EvictionMachine(RuleBasedStateMachine):
                 assert kept or self.until.get(other, 0.0) > self.now, "others age"
         del self.published[victim]
         self.until.pop(victim, None)
+        self.too_many.discard(victim)
 
     def below_floor(self, tenant):
         if tenant == NOBODY:
             return False
         return list(self.published.values()).count(tenant) <= self.allowances[tenant].floor_blocks
 
+    def asked_for(self, tenant):
+        """What the tenant has asked to keep, whether somebody holds it or not."""
+        blocks = self.published.items()
+        return {
+            block_hash for block_hash, owner in blocks if owner == tenant and self.until.get(block_hash, 0) > self.now
+        }
+
     def may_wait(self, block_hash, evictable):
         tenant = self.published[block_hash]
-        asked = [
-            other for other in evictable if self.published[other] == tenant and self.until.get(other, 0.0) > self.now
-        ]
-        return block_hash in asked and len(asked) <= self.allowances[tenant].retained_blocks
+        return block_hash in self.asked_for(tenant) & evictable - self.too_many
 
 
 TestEvictionMachine = EvictionMachine.TestCase
