@@ -174,6 +174,21 @@ def test_a_level_is_usable_where_the_cpu_has_all_its_features(features: str, usa
     assert [level.name for level in levels] == usable
 
 
+@needs_compiler
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("level", native_build.usable_levels(), ids=lambda level: level.name)
+def test_every_number_of_eight_bits_is_read_as_torch_reads_it(level: Level, kv_dtype: torch.dtype) -> None:
+    """A sequence of one position: all the weight is on its value."""
+    v_pool = torch.arange(256, dtype=torch.uint8).view(kv_dtype).reshape(1, 1, 1, 256)
+    k_pool, q = torch.zeros_like(v_pool.float()).to(kv_dtype), torch.zeros(1, 1, 256)
+    table, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+
+    out = native.load_level(level)(q, k_pool, v_pool, table, one, torch.tensor([0, 1], dtype=torch.int32), scale=1.0)
+
+    assert torch.equal(out.flatten().nan_to_num(nan=1e9), v_pool.float().flatten().nan_to_num(nan=1e9))
+    assert torch.equal(out.isnan().flatten(), v_pool.float().isnan().flatten())
+
+
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "head_dim", "reason"),
     [

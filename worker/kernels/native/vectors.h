@@ -34,7 +34,9 @@ typedef float Floats __attribute__((vector_size(kWidth * 4)));
 typedef int32_t Ints __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
+typedef int16_t SignedHalves __attribute__((vector_size(kWidth * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+typedef int8_t SignedBytes __attribute__((vector_size(kWidth)));
 
 // The stored types besides float. A bfloat16 is the upper half of a float32; a float8_e5m2 the upper half of a float16;
 // a float8_e4m3fn has 4 bits of exponent, biased by 7, 3 of fraction, no infinity, and its NaN where all 7 are set.
@@ -92,19 +94,20 @@ inline Floats load(const BFloat16* from) {
   return same_bits<Floats>(__builtin_convertvector(upper, Words) << 16);
 }
 
-inline Halves load_bytes(const void* from) {
+inline Floats load(const E5M2* from) {
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, Halves);
+  return float16_to_floats(__builtin_convertvector(bytes, Halves) << 8);
 }
 
-inline Floats load(const E5M2* from) { return float16_to_floats(load_bytes(from) << 8); }
-
 inline Floats load(const E4M3* from) {
-  const Halves bits = load_bytes(from), size = bits & 0x7F;
-  const Halves nan = size == 0x7F ? Halves{} + 0x7C01 : Halves{};
-  // The same exponent in a float16 is biased by 15: it stands for a 256th.
-  return float16_to_floats((bits & 0x80) << 8 | size << 7 | nan) * 256.0f;
+  SignedBytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  // Widened with its sign a byte has that twice, in the places of a float16's sign and of its highest exponent bit.
+  const Halves bits = (Halves)(__builtin_convertvector(bytes, SignedHalves) << 7) & 0xBFFF;
+  const Halves nan = (Halves)((bits & 0x3F80) == 0x3F80) & 0x4001;
+  // A float16's exponent is biased by 15, not by 7: as one, the number is a 256th.
+  return float16_to_floats(bits | nan) * 256.0f;
 }
 
 inline void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
