@@ -63,14 +63,26 @@ def _pools(usages: Usages) -> Iterable[Metric]:
         labels=["worker"],
     )
     size = GaugeMetricFamily("octavo_block_size_tokens", "Positions of a block.", labels=["worker"])
+    put_off = GaugeMetricFamily(
+        "octavo_put_off_blocks",
+        "Cached blocks that make room only when nothing else can: for a tenant's floor, or retained.",
+        labels=["worker"],
+    )
+    ratio = GaugeMetricFamily(
+        "octavo_proven_ratio",
+        "How many times younger a cached block counts that was found again; 1 is plain LRU.",
+        labels=["worker"],
+    )
     sequences = GaugeMetricFamily("octavo_held_sequences", "Sequences in the books.", labels=["worker"])
     for worker, usage in usages:
         for state in ("held", "cached", "free"):
             blocks.add_metric([worker, state], getattr(usage.pool, f"{state}_blocks"))
         tokens.add_metric([worker], usage.pool.held_tokens)
         size.add_metric([worker], usage.pool.block_size)
+        put_off.add_metric([worker], usage.pool.put_off_blocks)
+        ratio.add_metric([worker], usage.pool.proven_ratio)
         sequences.add_metric([worker], usage.pool.sequences)
-    yield from (blocks, tokens, size, sequences)
+    yield from (blocks, tokens, size, put_off, ratio, sequences)
 
 
 def _ledgers(usages: Usages) -> Iterable[Metric]:

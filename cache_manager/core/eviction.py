@@ -64,6 +64,11 @@ class EvictionOrder:
         self.ratio = 1
         """How many times younger a proven block counts."""
 
+    @property
+    def num_put_off(self) -> int:
+        """Blocks that wait until their time is up, or are kept for a floor."""
+        return len(self._retention) + sum(self._put_off.values())
+
     # ---- what happens to blocks ------------------------------------------------------------------------------
 
     def tell_time(self, now: float) -> None:

@@ -12,7 +12,7 @@ The rules, each with one home:
   in another table, or in what is published. The last owner of an unpublished block writes in place.
 - commit publishes a block only after the one before it. If an equal block was published first, the sequence takes
   that one and gives its own back, so whoever holds a published block holds all published blocks before it.
-- free and truncate release the tail first. With the order of the free list (block_pool.py) a chain therefore dies
+- free and truncate release the tail first. With the order of victims (eviction.py) a chain therefore dies
   from its tail and never has a hole.
 
 A call that raises has changed nothing: it is judged as a whole (draft.py), and shortage is found by counting, before

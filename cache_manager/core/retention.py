@@ -27,6 +27,10 @@ class Retention:
         self.next_end = math.inf
         """No block that waits is to be kept no longer before that time."""
 
+    def __len__(self) -> int:
+        """Blocks that wait."""
+        return len(self._waits)
+
     def waiting(self, account: int) -> int:
         """Blocks of an account that wait."""
         return self._counts[account]

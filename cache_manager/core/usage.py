@@ -17,6 +17,10 @@ class PoolUsage:
     cached_blocks: int
     free_blocks: int
     sequences: int
+    put_off_blocks: int
+    """Of the cached blocks, those that make room only when nothing else can: for a floor, or retained."""
+    proven_ratio: int
+    """How many times younger a cached block counts that was found again."""
     held_tokens: int
     """Positions of held blocks in which a committed token lies, those of a shared block counted once."""
 
@@ -29,6 +33,8 @@ def usage_of(pool: BlockPool, tables: Collection[BlockTable], block_size: int) -
         cached_blocks=pool.num_cached,
         free_blocks=pool.num_free,
         sequences=len(tables),
+        put_off_blocks=pool.order.num_put_off,
+        proven_ratio=pool.order.ratio,
         held_tokens=pool.num_held * block_size - _empty_positions(pool, tables, block_size),
     )
 

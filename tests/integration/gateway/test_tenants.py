@@ -111,3 +111,10 @@ async def test_without_a_file_anybody_may_ask_and_a_secret_still_goes_into_every
         assert [await cached(front, None), await cached(front, "any key")] == [0, 48]
     [worker] = fleet.workers
     assert {(len(sent.scope.salt), sent.tenant) for sent in worker.submissions} == {(32, b"")}
+
+
+async def test_what_a_client_asks_to_retain_reaches_the_worker(front: Gateway, fleet: FakeFleet) -> None:
+    async with Client(front.address, api_key=X) as client:
+        await client.complete(Generation(prompt=PROMPT, max_tokens=1, retain_seconds=60))
+    ((sent,),) = (worker.submissions for worker in fleet.workers)
+    assert (sent.tenant, sent.retain_seconds) == (Tenant(name="x").tag, 60)

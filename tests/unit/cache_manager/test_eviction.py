@@ -139,8 +139,10 @@ class TestRetention:
         guests.sweep(8, 20)
         guests.ledger.tell_time(59.0)
         guests.sweep(8, 20)
+        assert guests.ledger.usage().put_off_blocks == 4
         assert guests.found(prompt) == 16
         guests.ledger.tell_time(60.0)
+        assert guests.ledger.usage().put_off_blocks == 0
         guests.sweep(8, 20)
         assert guests.found(prompt) == 0
 
