@@ -60,6 +60,9 @@ class Counters:
     requests: int = 0
     refused: int = 0
     """Before they were sent to a worker."""
+    outdated_hits: int = 0
+    """Hits that were dropped, one for each request and worker: the worker left, came under a new epoch, or was reset
+    while the index was asked."""
     predicted_cached_tokens: int = 0
     """Whole blocks: the prefix index knows no parts."""
     delivered_cached_tokens: int = 0
@@ -242,12 +245,15 @@ class Dispatcher:
     async def _send(self, job: Job, tried: Collection[WorkerProcess]) -> _Visit:
         """Look up, route, reserve, submit. No await after the look-up: the choice is made from one picture."""
         prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
-        found = await self._lookup.hits(job.submission.prompt, job.submission.scope, self._fitting(job, tried))
+        asked = self._fitting(job, tried)
+        found = await self._lookup.hits(job.submission.prompt, job.submission.scope, asked)
+        indexed = self._fleet.credited(asked, found.tokens)
+        self.counters.outdated_hits += len(found.tokens) - len(indexed)
         fitting = self._fitting(job, tried)
         if not fitting:
             raise WorkerLost(f"no worker of {job.model.name} with room for {job.sequence_tokens} tokens is left")
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        chosen = choose(job.work, standings, self._fleet.hits(prompt, found.tokens), self._random.random).chosen
+        chosen = choose(job.work, standings, self._fleet.hits(prompt, indexed), self._random.random).chosen
         reservation = self._fleet.reserve(
             chosen.standing.info,
             prompt_tokens=job.prompt_tokens,

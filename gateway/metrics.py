@@ -40,6 +40,11 @@ class GatewayMetrics(Collector):
         yield CounterMetricFamily(
             "octavo_failed_lookups", "Look-ups in the prefix index that learned nothing.", dispatcher.failed_lookups
         )
+        yield CounterMetricFamily(
+            "octavo_outdated_hits",
+            "Hits of workers that left, registered again or were reset while the index was asked: dropped.",
+            counters.outdated_hits,
+        )
         yield histogram(
             "octavo_time_to_first_token_seconds",
             "From a request's arrival to its first token.",

@@ -18,6 +18,9 @@ epoch counts, whoever says it, and its process is the same, so what was sent the
 says nothing, and its workers stay as they were; one that has come back without them is given GRACE_SECONDS until they
 are there too. Meanwhile nobody vouches for them, so one to which a stream is lost is gone.
 
+What was learned of a worker's books holds for those books only: hits that were found in those of an earlier epoch are
+dropped (`credited`).
+
 Invariant: a reservation exists from `reserve` to `release`, whatever becomes of its worker.
 """
 
@@ -26,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from gateway.core.in_flight import Blocks, Hit, PromptBlocks, Sent
-from octavo.ids import Incarnation, WorkerId
+from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
 from octavo.records import FleetUpdate, WorkerInfo
 
 ReservationId = NewType("ReservationId", int)
@@ -191,6 +194,15 @@ class Fleet:
         """How these workers stand; those that are not in the fleet are left out."""
         return tuple(self._members[worker].standing() for worker in workers if worker in self._members)
 
+    def credited(self, asked: Iterable[WorkerInfo], found: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
+        """Of the tokens that the prefix index found at workers, those of the books that the workers still have.
+
+        `asked` is who was asked about, as they were then. An answer may take longer than a lease: what was found in the
+        books of another epoch, or from before a reset, says nothing of the worker that there is now.
+        """
+        unchanged = (info.worker_id for info in asked if self._books_of(info.worker_id) == _books(info))
+        return {worker: found[worker] for worker in unchanged if worker in found}
+
     def hits(self, prompt: PromptBlocks, indexed: Mapping[WorkerId, int]) -> dict[WorkerId, Hit]:
         """What each worker has or will have of a prompt, given the tokens that the prefix index says it holds."""
         return {
@@ -243,6 +255,10 @@ class Fleet:
         elif member is None or member.info.epoch < info.epoch:
             self._members[info.worker_id] = _Member(info, now, manager)
 
+    def _books_of(self, worker: WorkerId) -> tuple[Incarnation, Epoch, CacheEpoch] | None:
+        member = self._members.get(worker)
+        return None if member is None else _books(member.info)
+
     def _of(self, manager: str) -> list[_Member]:
         return [member for member in self._members.values() if member.manager == manager]
 
@@ -251,6 +267,11 @@ class Fleet:
         worker, incarnation = self._reserved.get(reservation, (None, None))
         member = None if worker is None else self._members.get(worker)
         return member if member is not None and member.info.incarnation == incarnation else None
+
+
+def _books(worker: WorkerInfo) -> tuple[Incarnation, Epoch, CacheEpoch]:
+    """What is another one when published blocks may be gone. The epoch alone is not: two managers may give the same."""
+    return worker.incarnation, worker.epoch, worker.cache_epoch
 
 
 def process_of(worker: WorkerInfo) -> WorkerProcess:

@@ -87,6 +87,10 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
         """Every stream ends at once, and nobody listens any more."""
         await self._server.stop(None)
 
+    def forget(self) -> None:
+        """What was computed, as a new process has."""
+        self._published.clear()
+
     async def until(self, condition: Callable[["FakeWorker"], bool]) -> None:
         await self.news.until(lambda: condition(self))
 

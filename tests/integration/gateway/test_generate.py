@@ -1,18 +1,21 @@
 """What a client gets for a request, through a real gateway and workers that answer a prompt with the prompt."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from gateway.client import Client, SyncClient
-from gateway.core.events import Delta, Finished, Started, Usage
+from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.dispatcher import Bounds
+from gateway.metrics import GatewayMetrics
+from gateway.prefix_lookup import Hits, MemoryLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
-from octavo.records import FinishReason
+from octavo.records import FinishReason, Scope, WorkerInfo
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
 from tests.support.fake_fleet import FakeFleet, fake_fleet
@@ -193,6 +196,70 @@ async def test_prompts_of_different_salts_share_nothing(fleet: FakeFleet, front:
     ]
     assert cached == [0, 3 * BLOCK, 0, 0, 3 * BLOCK]
     assert {len(sent.scope.salt) for worker in fleet.workers for sent in worker.submissions} == {0, 32}
+
+
+class LateIndex(MemoryLookup):
+    """Answers from the moment it is asked, when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
+
+    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+        found = await super().hits(prompt, scope, workers)
+        self.asked.set()
+        await self.may_answer.wait()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "credited", "dropped"),
+    [
+        ({}, 3 * BLOCK, 0),
+        ({"epoch": 2, "incarnation": 2}, 0, 1),
+        ({"cache_epoch": 1}, 0, 1),
+    ],
+    ids=["as it was", "another process", "reset"],
+)
+async def test_what_a_worker_held_before_it_was_replaced_is_dropped_computed_again_and_counted(
+    tmp_path: Path, meanwhile: dict[str, int], credited: int, dropped: int
+) -> None:
+    """S41: the index answers, late, about books that have been replaced since it was asked."""
+    request = Generation(prompt=TokenPrompt(tuple(range(5, 5 + 4 * BLOCK))), max_tokens=4)
+    async with fake_fleet() as fleet:
+        fleet.index = index = LateIndex()
+        worker = await fleet.add("a", words_pool())
+        async with gateway(fleet, tmp_path) as front:
+            before = await front.client.complete(request)
+            index.asked.clear()
+            index.may_answer.clear()
+            asking = asyncio.create_task(_events(front, request))
+            await index.asked.wait()
+            if meanwhile:
+                worker.forget()
+                worker.info = replace(worker.info, **meanwhile)
+                fleet.manager.tell(worker.info)
+                await front.until_fleet(lambda _: front.dispatcher.fleet == (worker.info,))
+            index.may_answer.set()
+            started, *deltas, _, usage = await asking
+
+            assert isinstance(started, Started)
+            assert isinstance(usage, Usage)
+            assert (started.predicted_cached_tokens, usage.cached_tokens) == (credited, credited)
+            text = [token for delta in deltas if isinstance(delta, Delta) for token in delta.token_ids]
+            assert tuple(text) == before.samples[0].token_ids
+            [told] = [
+                sample.value
+                for family in GatewayMetrics(front.dispatcher).collect()
+                for sample in family.samples
+                if sample.name == "octavo_outdated_hits_total"
+            ]
+            assert told == dropped
+
+
+async def _events(front: Gateway, request: Generation) -> list[Event]:
+    return [event async for event in front.client.generate(request)]
 
 
 async def test_only_workers_with_room_for_a_request_are_chosen(tmp_path: Path) -> None:

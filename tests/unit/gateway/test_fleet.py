@@ -131,6 +131,24 @@ def test_the_larger_epoch_counts_whoever_says_it() -> None:
     assert fleet.workers == ()
 
 
+def test_hits_count_for_the_books_that_were_asked_about_only() -> None:
+    """S41: each worker had 64 tokens when the index was asked; by the time it answers, one is as it was."""
+    asked = [worker(name) for name in ("same", "busier", "registered", "replaced", "reset", "gone")]
+    fleet = Fleet()
+    fleet.apply(snapshot(*asked), now=0.0, manager="m")
+    later = (
+        worker("busier", held_blocks=7),
+        worker("registered", epoch=2),
+        worker("reset", cache_epoch=1),
+    )
+    fleet.apply(news(*later, gone=("gone", "replaced")), now=1.0, manager="m")
+    fleet.apply(news(worker("replaced", incarnation=2)), now=2.0, manager="other")
+
+    found = {info.worker_id: 64 for info in asked}
+    assert fleet.credited(asked, found) == {"same": 64, "busier": 64}
+    assert fleet.credited(asked[:1], {}) == {}
+
+
 def test_a_manager_that_has_started_anew_gives_its_workers_time_to_come_back() -> None:
     fleet = fleet_of("a", "b", "c")
     fleet.apply(snapshot(worker("d")), now=0.0, manager="other")
