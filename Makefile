@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-compose bench clean
+.PHONY: help setup demo test lint kernels test-compose bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -33,6 +33,9 @@ lint: setup  ## check style, types, imports and generated code
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+
+kernels: setup  ## compile the GPU kernels for every target, without a GPU, and check what became of them
+	$(BIN)/python -m bench.ahead_of_time --check --quick
 
 test-compose: setup  ## run the containers for real, with a Docker engine
 	PYTHON=$(CURDIR)/$(BIN)/python tests/support/docker/with-engine.sh $(BIN)/pytest -m compose tests/e2e
