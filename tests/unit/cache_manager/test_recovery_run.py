@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 
+from cache_manager.core.accounts import Allowance, Allowances
+from cache_manager.core.books import empty_books
+from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.restoration import Restoration
 from octavo.errors import UnknownSequence
-from octavo.ids import BlockId, CacheEpoch, Epoch, SequenceId
-from octavo.records import Exchange, Grant, PoolSpec
+from octavo.hashing import next_hash
+from octavo.ids import NOBODY, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
+from octavo.records import Attach, Exchange, Grant, PoolSpec
 from tests.support.books import exchange, pool_spec
 from tests.support.mirror import Mirror
 
@@ -27,6 +31,14 @@ MOST_SEQUENCES = 7
 CRASHES = 0.02
 """Of the operations, those before which the manager is lost. Half as many lose it with their grant on its way."""
 
+
+ACME, BOLT = TenantTag(b"acme...."), TenantTag(b"bolt....")
+POLICY = EvictionPolicy(
+    ratios=SEGMENTED.ratios,
+    allowances=Allowances(
+        named={ACME: Allowance(floor_blocks=4), BOLT: Allowance(retained_blocks=3)}, others=Allowance(retained_blocks=2)
+    ),
+)
 
 RESETS = 0.003
 """Of the operations, those that are resets of the cache."""
@@ -64,7 +76,7 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.ledger = Ledger(SPEC, Epoch(1), min_copy_tokens=1)
+        self.ledger = Ledger(SPEC, Epoch(1), books=empty_books(SPEC, next_hash, POLICY), min_copy_tokens=1)
         self.mirror = Mirror(SPEC.block_size)
         self.memory = PoolMemory(SPEC)
         self.step = 0
@@ -107,7 +119,13 @@ class Life:
     def attach(self) -> None:
         (sequence,) = self.new_ids(1)
         tokens = self.drawn(12)
-        self.tell(attaches={sequence: tokens}, reserves=[(sequence, self.dice.randint(0, 12))])
+        guest = Attach(
+            SequenceId(sequence),
+            tuple(tokens),
+            tenant=self.dice.choice([NOBODY, ACME, BOLT]),
+            retain_seconds=self.dice.choice([0, 0, 60]),
+        )
+        self.tell(guest, reserves=[(sequence, self.dice.randint(0, 12))])
 
     def grow(self) -> None:
         """Computes as much of a prompt as there is room for, or decodes."""
@@ -159,16 +177,16 @@ class Life:
 
     # ---- both sides ------------------------------------------------------------------------------------------
 
-    def numbered(self, **parts: Any) -> Exchange:
-        return replace(exchange(step=self.step + 1, **parts), epoch=self.ledger.epoch)
+    def numbered(self, *attaches: Attach, **parts: Any) -> Exchange:
+        return replace(exchange(step=self.step + 1, **parts), epoch=self.ledger.epoch, attaches=attaches)
 
-    def tell(self, **parts: Any) -> None:
-        told = self.numbered(**parts)
+    def tell(self, *attaches: Attach, **parts: Any) -> None:
+        told = self.numbered(*attaches, **parts)
         self.mirror.does(told)
         grant = self.ledger.apply(told)
         if self.dice.random() < CRASHES / 2:
             self.lose_manager()  # the worker has not heard of the grant: what it did itself is in its inventory
-            told = replace(self.numbered(**parts), truncations=(), commits=())
+            told = replace(self.numbered(*attaches, **parts), truncations=(), commits=())
             grant = self.ledger.apply(told)
         self.step += 1
         self.seen["unmet"] += len(grant.unmet)
@@ -177,7 +195,7 @@ class Life:
 
     def lose_manager(self) -> None:
         """Another one opens the books from what the worker tells, in parts."""
-        restoration = Restoration(SPEC)
+        restoration = Restoration(SPEC, eviction=POLICY)
         for part in self.mirror.inventory(self.dice.randint(1, 3)):
             restoration.add(part)
         for _ in restoration.steps():
