@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gateway.core.events import Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TokenPrompt
 from octavo.errors import Unauthenticated
 from octavo.hashing import block_hashes
+from octavo.ids import Epoch
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
 from octavo.records import IndexState
 from octavo.service import open_channel, probe
@@ -24,7 +26,7 @@ from octavo.status import translated
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from tests.support import words
-from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
+from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import words_pool
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scrape import Samples, scrape
@@ -63,6 +65,16 @@ async def load_of(process: Process) -> gateway_v1.GatewayLoad:
         with translated():
             reply = await gateway_v1_grpc.InferenceStub(channel).GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
         return reply.gateway
+
+
+async def until_workers(process: Process, epochs: dict[str, int]) -> None:
+    """Return when the gateway knows these workers in these epochs, and no others."""
+    async with open_channel(process.address) as channel, asyncio.timeout(PATIENCE_SECONDS):
+        stub = gateway_v1_grpc.InferenceStub(channel)
+        known: dict[str, int] = {}
+        while known != epochs:
+            reply = await stub.GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
+            known = {worker.worker_id: worker.epoch for worker in reply.workers}
 
 
 async def scrape_of(process: Process) -> Samples:
@@ -146,6 +158,51 @@ async def test_it_is_ready_only_once_it_knows_the_fleet(tmp_path: Path) -> None:
             assert not await asyncio.to_thread(probe, process.address)
             await fleet.manager.restart()
             await until_ready(process)
+
+
+async def test_it_watches_every_cache_manager_and_goes_by_whoever_knows_a_worker_best(tmp_path: Path) -> None:
+    """Each of two managers has a worker. One of them leaves, its worker goes over to the other, and it comes back."""
+    async with redis_server() as redis, fake_fleet() as one, fake_fleet() as other:
+        model = words.save_model(tmp_path / "words")
+        spec = words_pool(tokenizer_digest=sha256((model / "tokenizer.json").read_bytes()).digest())
+        a, b = await one.add("a", spec), await other.add("b", spec)
+        prompts = {"a": tuple(range(5, 70)), "b": tuple(range(100, 165))}
+
+        async def publish(worker: FakeWorker) -> None:
+            hashes = block_hashes(spec.chain_root().hash(), prompts[worker.info.worker_id], spec.block_size)
+            key = index_key(worker.info.worker_id, worker.info.epoch)
+            await redis.client.sadd(key, WHOLE_MARK, *map(index_member, hashes))
+
+        managers = f"{one.manager.address},{other.manager.address}"
+        async with (
+            gateway_process(one, redis.url, model, OCTAVO_CACHE_MANAGER=managers) as process,
+            Client(process.address) as client,
+        ):
+
+            async def holder_of(prompt: tuple[int, ...]) -> tuple[str, int, IndexState]:
+                async with aclosing(client.generate(Generation(prompt=TokenPrompt(prompt), max_tokens=1))) as events:
+                    (started, *_) = [event async for event in events]
+                assert isinstance(started, Started)
+                return started.worker_id, started.predicted_cached_tokens, started.index_state
+
+            for worker in (a, b):
+                await publish(worker)
+            await until_workers(process, {"a": 1, "b": 1})
+            for name, prompt in prompts.items():
+                assert await holder_of(prompt) == (name, 64, IndexState.EXACT)
+
+            await one.manager.stop()
+            assert await holder_of(prompts["a"]) == ("a", 64, IndexState.EXACT)
+            a.info = replace(a.info, epoch=Epoch(2))
+            await publish(a)
+            other.manager.tell(a.info)
+            await until_workers(process, {"a": 2, "b": 1})
+            assert await holder_of(prompts["a"]) == ("a", 64, IndexState.EXACT)
+
+            await one.manager.restart()  # and still believes in epoch 1
+            await one.manager.news.until(lambda: one.manager.watchers == 1)
+            await one.add("c", spec)
+            await until_workers(process, {"a": 2, "b": 1, "c": 1})
 
 
 async def test_asked_to_stop_it_finishes_what_runs_and_leaves(tmp_path: Path) -> None:
