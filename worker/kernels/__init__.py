@@ -117,13 +117,13 @@ def _choose_cpu(
     device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: frozenset[Option]
 ) -> Attend:
     from worker.kernels import native, torch_cpu
-    from worker.kernels.native_build import NativeUnavailable
+    from worker.kernels.native_build import NativeUnavailable, usable_levels
 
     try:
         attend = native.load(dtype, kv_dtype, head_dim, options)
     except NativeUnavailable as unavailable:
         return _announce(torch_cpu.attend, "torch", device, f"slower than native: {unavailable}")
-    return _announce(attend, "native", device, "compiled for this machine")
+    return _announce(attend, "native", device, f"compiled for {usable_levels()[0].name} instructions")
 
 
 def _announce(attend: Attend, backend: str, device: torch.device, reason: str) -> Attend:
