@@ -1,4 +1,4 @@
-"""How soon a worker goes on after its cache manager was killed, and what that costs its requests.
+"""How soon a worker goes on after its cache manager was killed, what that costs its requests, and how soon Redis heals.
 
     python -m bench.recovery [--blocks 100000] [--kills 5]
 
@@ -11,7 +11,10 @@ published blocks and decodes 32 streams. Its manager, a process of its own besid
 Both are the time from the kill to the first grant of the new books. Beside it, how long the new process took until it
 served, which is mostly Python's imports, and what opening the books took of the manager's CPU. `recovery_tokens_lost`
 are tokens that a stream should have had and did not have, or had otherwise; `recovery_tokens_recomputed` went through
-the model a second time. One JSON object a line.
+the model a second time.
+
+Then Redis is killed under the same load, and started again empty: `index_recovery_s` is the time from the kill until it
+holds a whole copy of the index again (S43). One JSON object a line.
 """
 
 import argparse
@@ -24,9 +27,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+import redis.asyncio
+
 from bench.control_plane import POOL, cpu_seconds, python_process, redis_process, running
 from deploy.process import Process
 from octavo.ids import Incarnation, WorkerId
+from octavo.index_schema import WHOLE_MARK, index_key
 from octavo.records import Exchange, Grant, Inventory, Registered, Registration, SamplingParams, Submission
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient
@@ -46,8 +52,13 @@ OUTPUT_TOKENS = 30_000
 SPARE_BLOCKS = 20_000
 """Beyond the published ones."""
 
+_NAME = WorkerId("bench")
+
 PAUSE_SECONDS = 1.0
 """Between two kills."""
+
+LOOK_SECONDS = 0.005
+"""Between two looks at the index."""
 
 
 def token_at(seed: int, position: int) -> int:
@@ -124,12 +135,15 @@ class Worker:
         self.broken: set[int] = set()
         """Streams that were refused."""
 
+    @property
+    def index(self) -> str:
+        """The key of its prefix index."""
+        return index_key(_NAME, self._attendance.epoch)
+
     @asynccontextmanager
     async def at_work(self) -> AsyncGenerator[None]:
         """Attend and listen for the time of the context."""
-        registration = Registration(
-            worker_id=WorkerId("bench"), incarnation=Incarnation(1), address="127.0.0.1:1", pool=self.pool
-        )
+        registration = Registration(worker_id=_NAME, incarnation=Incarnation(1), address="127.0.0.1:1", pool=self.pool)
         tasks = [asyncio.create_task(self._engine.run(registration)), asyncio.create_task(self._listen())]
         try:
             yield
@@ -202,13 +216,20 @@ class Figures:
     """Of these, until the new process served; 0 where one stood by."""
     cpu_seconds: list[float] = field(default_factory=list[float])
     """Of the manager that opened the books, from when it served to the grant."""
+    index_seconds: list[float] = field(default_factory=list[float])
+    """From the kill of Redis to a whole copy of the index."""
+    index_start_seconds: list[float] = field(default_factory=list[float])
+    """Of these, until the new Redis served."""
     lost_tokens: int = 0
     recomputed_tokens: int = 0
     output_tokens: int = 0
 
 
-async def kill_and_measure(managers: Sequence[Process], blocks: int, kills: int) -> Figures:
-    """Kill the manager that is attended, time after time; with one manager alone, start it again at once."""
+async def kill_and_measure(managers: Sequence[Process], index: Process, blocks: int, kills: int) -> Figures:
+    """Kill the manager that is attended, time after time; with one manager alone, start it again at once.
+
+    Then kill Redis as often.
+    """
     figures, worker = Figures(), Worker(managers, blocks)
     async with worker.at_work():
         await worker.fill(blocks)
@@ -232,10 +253,31 @@ async def kill_and_measure(managers: Sequence[Process], blocks: int, kills: int)
             figures.cpu_seconds.append(cpu_seconds(opened.pid) - before[opened])
             if not victim.running:
                 await _restart(victim)
+        for _ in range(kills):
+            await asyncio.sleep(PAUSE_SECONDS)
+            await _kill_the_index(index, worker, figures)
         figures.recomputed_tokens = worker.model.prefilled_tokens - prefilled
         figures.lost_tokens = worker.lost_tokens()
         figures.output_tokens = sum(len(worker.heard[request]) for request in range(STREAMS))
     return figures
+
+
+async def _kill_the_index(index: Process, worker: Worker, figures: Figures) -> None:
+    """Once it is whole; return when it is so again."""
+    await _until_whole(index, worker)
+    killed_at = time.perf_counter()
+    await index.kill()
+    await _restart(index)
+    figures.index_start_seconds.append(time.perf_counter() - killed_at)
+    await _until_whole(index, worker)
+    figures.index_seconds.append(time.perf_counter() - killed_at)
+
+
+async def _until_whole(index: Process, worker: Worker) -> None:
+    async with redis.asyncio.Redis.from_url(f"redis://{index.address}/0") as client:
+        # Nobody is told when the copy is whole.
+        while not await client.execute_command("SISMEMBER", worker.index, WHOLE_MARK):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _restart(process: Process) -> None:
@@ -250,6 +292,10 @@ def report(alone: Figures, standby: Figures, blocks: int) -> Iterator[dict[str, 
     yield _line("recovery_s", alone.seconds, "s", **run, process_start_s=round(start, 3))
     opening = statistics.median(standby.cpu_seconds)
     yield _line("recovery_standby_s", standby.seconds, "s", **run, manager_cpu_s=round(opening, 3))
+    index_start = statistics.median(alone.index_start_seconds + standby.index_start_seconds)
+    yield _line(
+        "index_recovery_s", alone.index_seconds + standby.index_seconds, "s", **run, redis_start_s=round(index_start, 3)
+    )
     outputs = alone.output_tokens + standby.output_tokens
     for name in ("lost_tokens", "recomputed_tokens"):
         value = getattr(alone, name) + getattr(standby, name)
@@ -273,15 +319,13 @@ def _manager(redis_url: str) -> Process:
 async def bench(blocks: int, kills: int) -> None:
     """Measure, then print."""
     figures: list[Figures] = []
-    async with running(redis_process()) as redis:
-        url = f"redis://{redis.address}/0"
+    async with running(redis_process()) as index:
+        url = f"redis://{index.address}/0"
         for count in (1, 2):
             async with AsyncExitStack() as stack:
-                processes = [
-                    python_process("manager", "-m", "cache_manager", OCTAVO_REDIS_URL=url) for _ in range(count)
-                ]
+                processes = [_manager(url) for _ in range(count)]
                 managers = [await stack.enter_async_context(running(process)) for process in processes]
-                figures.append(await kill_and_measure(managers, blocks, kills))
+                figures.append(await kill_and_measure(managers, index, blocks, kills))
     alone, standby = figures
     for line in report(alone, standby, blocks):
         print(json.dumps(line))
