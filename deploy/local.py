@@ -1,11 +1,11 @@
-"""A whole Octavo on this machine: redis-server, cache manager, workers and gateway as child processes.
+"""A whole Octavo on this machine: redis-server, cache managers, workers and gateway as child processes.
 
     async with Cluster(workers=2) as cluster:
         print(cluster.address)
 
 Everything listens on loopback at free ports. Start-up is over when every service says that it is healthy and the
 gateway sees every worker; a service that dies before that fails the start at once, with its last words. Shut-down
-goes against the flow of requests: gateway, workers, cache manager, Redis. No file is written, so none is left.
+goes against the flow of requests: gateway, workers, cache managers, Redis. No file is written, so none is left.
 
 `octavo up`, the demo, the benches and the tests all use this class.
 """
@@ -59,6 +59,7 @@ class Cluster:
         self,
         *,
         workers: int = 2,
+        managers: int = 1,
         port: int = 0,
         env: Mapping[str, str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
@@ -68,12 +69,14 @@ class Cluster:
 
         Args:
             workers: how many.
+            managers: how many cache managers; each worker attends one of them, and the next when that fails.
             port: of the gateway; 0 takes a free one.
             env: `OCTAVO_*` variables for every service, on top of this process's environment.
             grace_seconds: for running requests when the cluster stops.
             on_line: called with (name of the process, line) for every line that a process writes.
         """
         assert workers > 0, f"workers: {workers}, wanted at least 1"
+        assert managers > 0, f"managers: {managers}, wanted at least 1"
         shared = _environment(env or {}, workers)
         self._credentials = credentials(shared.get("OCTAVO_API_KEY"))
         grace = {"OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}"}
@@ -92,14 +95,19 @@ class Cluster:
             )
 
         self.redis = _redis(on_line)
-        self.manager = service("manager", "cache_manager", {})
+        self.managers = [service(name, "cache_manager", {}) for name in manager_names(managers)]
         self.workers = [service(name, "worker", {"OCTAVO_WORKER_ID": name, **grace}) for name in worker_names(workers)]
         self.gateway = service("gateway", "gateway", grace, port)
 
     @property
     def processes(self) -> list[Process]:
         """All of them, in the order in which they stop."""
-        return [self.gateway, *self.workers, self.manager, self.redis]
+        return [self.gateway, *self.workers, *self.managers, self.redis]
+
+    @property
+    def manager(self) -> Process:
+        """The first cache manager."""
+        return self.managers[0]
 
     @property
     def address(self) -> str:
@@ -130,10 +138,11 @@ class Cluster:
         await self.redis.start()
         await self.redis.serving()
         redis_url = f"redis://{self.redis.address}/0"
-        self.manager.env["OCTAVO_REDIS_URL"] = self.gateway.env["OCTAVO_REDIS_URL"] = redis_url
-        await _start_healthy(self.manager)
+        for process in (*self.managers, self.gateway):
+            process.env["OCTAVO_REDIS_URL"] = redis_url
+        await _together(map(_start_healthy, self.managers))
         for process in (*self.workers, self.gateway):
-            process.env["OCTAVO_CACHE_MANAGER"] = self.manager.address
+            process.env["OCTAVO_CACHE_MANAGER"] = ",".join(manager.address for manager in self.managers)
         await _together(_start_healthy(process) for process in (*self.workers, self.gateway))
         await self.gateway.or_fail(self.until_fleet_is_whole())
 
@@ -167,7 +176,7 @@ class Cluster:
         """Let what runs finish, then end every process; each has its grace, and is killed after it."""
         await self.gateway.stop(self._stop_seconds)
         await _together(worker.stop(self._stop_seconds) for worker in self.workers)
-        await self.manager.stop(self._stop_seconds)
+        await _together(manager.stop(self._stop_seconds) for manager in self.managers)
         await self.redis.stop(self._stop_seconds)
 
     async def kill(self) -> None:
@@ -260,6 +269,11 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
                 group.create_task(coroutine)
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+def manager_names(managers: int) -> list[str]:
+    """What the cache managers' processes are called."""
+    return ["manager"] if managers == 1 else [f"manager-{i}" for i in range(managers)]
 
 
 def worker_names(workers: int) -> list[str]:

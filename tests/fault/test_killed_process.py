@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running_cluster() -> AsyncIterator[Client]:
-    async with smollm2(workers=2) as running:
+    async with smollm2(workers=2, managers=2) as running:
         yield running
 
 
@@ -71,21 +71,23 @@ async def heals(client: Client, process: Process) -> None:
     await client.at_rest()
 
 
-async def test_running_requests_survive_the_cache_manager(client: Client) -> None:
-    """kill -9: its books are opened again from what the workers hold; no client notices, nothing is computed again."""
+async def test_running_requests_survive_the_cache_managers(client: Client) -> None:
+    """kill -9 of the one, then of the other: their books are opened again from what the workers hold; no client
+    notices, nothing is computed again."""
     prompts = [prose(100 * i, 30 + i) for i in range(4)]
     running = await begin_all(client, prompts)
     preempted = await client.preemptions()
 
-    await client.cluster.manager.kill()
-    recovery = asyncio.create_task(heals(client, client.cluster.manager))
+    for manager in client.cluster.managers:
+        await manager.kill()
+        await client.cluster.restart(manager)
     answers = [await one.finish() for one in running]
-    await recovery
 
     assert await client.preemptions() == preempted
     assert [answer.tokens[0] for answer in answers if isinstance(answer, Answer)] == [
         greedy(prompt, OUTPUT) for prompt in prompts
     ]
+    await client.at_rest()
 
 
 async def test_a_killed_worker_takes_only_its_own_running_requests_along(client: Client) -> None:

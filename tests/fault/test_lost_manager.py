@@ -203,6 +203,21 @@ async def test_the_other_manager_takes_the_workers_over() -> None:
         await running.ends_right()
 
 
+async def test_a_frozen_manager_is_left_for_the_other() -> None:
+    """SIGSTOP: its workers notice within two seconds. When it goes on, nobody attends it, and it is not in the way."""
+    async with fleet(managers=2, workers=2) as running:
+        one, other = running.managers
+        await running.works(steps=30)
+        one.freeze()
+
+        async def all_attend_the_other() -> bool:
+            return len(other.events("worker_registered")) == len(running.workers)
+
+        await until(all_attend_the_other)
+        one.thaw()
+        await running.ends_right()
+
+
 async def test_workers_are_handed_over_without_a_kill() -> None:
     """One manager leaves in order while the other one stands by."""
     async with fleet(managers=2, workers=2) as running:

@@ -51,11 +51,12 @@ class Answer:
 class Client:
     """The public API of a running cluster."""
 
-    def __init__(self, cluster: Cluster, gateway: grpc.aio.Channel, manager: grpc.aio.Channel) -> None:
+    def __init__(self, cluster: Cluster, gateway: grpc.aio.Channel, managers: Sequence[grpc.aio.Channel]) -> None:
         self.cluster = cluster
         self.channel = gateway
         self.gateway = gateway_pb2_grpc.InferenceStub(gateway)
-        self.manager = cache_manager_pb2_grpc.CacheManagerStub(manager)
+        self.managers = list(map(cache_manager_pb2_grpc.CacheManagerStub, managers))
+        self.manager = self.managers[0]
 
     async def ask(self, prompt: str | Sequence[int] | None, **fields: Any) -> Answer:
         """The whole answer to a request of token ids or text; `fields` are those of GenerateRequest."""
@@ -81,12 +82,19 @@ class Client:
 
     async def audits(self) -> list[cache_manager_pb2.AuditReply]:
         """The books of every worker, recomputed."""
-        requests = [
-            cache_manager_pb2.AuditRequest(worker_id=process.env["OCTAVO_WORKER_ID"])
-            for process in self.cluster.workers
-            if process.running
-        ]
-        return [await self.manager.Audit(request, timeout=10) for request in requests]
+        running = [process.env["OCTAVO_WORKER_ID"] for process in self.cluster.workers if process.running]
+        return [await self._audit(worker) for worker in running]
+
+    async def _audit(self, worker: str) -> cache_manager_pb2.AuditReply:
+        """By the manager that it attends; fails where it attends none."""
+        request, failure = cache_manager_pb2.AuditRequest(worker_id=worker), None
+        for manager, process in zip(self.managers, self.cluster.managers, strict=True):
+            if process.running:
+                try:
+                    return await manager.Audit(request, timeout=10, wait_for_ready=True)
+                except grpc.aio.AioRpcError as error:
+                    failure = error
+        raise AssertionError(f"nobody knows worker {worker}") from failure
 
     async def at_rest(self) -> "Books":
         """The books once nothing runs any more; fails if something still does after a while.
@@ -140,11 +148,12 @@ def request_of(prompt: str | Sequence[int] | None, **fields: Any) -> gateway_pb2
 
 
 @asynccontextmanager
-async def smollm2(workers: int = 2, **env: str) -> AsyncIterator[Client]:
+async def smollm2(workers: int = 2, managers: int = 1, **env: str) -> AsyncIterator[Client]:
     """A running cluster of one-threaded workers and a client of it; everything is stopped in the end.
 
     Args:
         workers: how many.
+        managers: how many cache managers.
         env: settings without their prefix, `KV_MEMORY="8MiB"`.
     """
     fetch_model("smollm2")
@@ -152,12 +161,15 @@ async def smollm2(workers: int = 2, **env: str) -> AsyncIterator[Client]:
     settings |= {"AUDIT": "true", "LOOKUP_SECONDS": "1", **env}  # a busy machine is no reason to miss a prefix
     async with AsyncExitStack() as stack:
         cluster = Cluster(
-            workers=workers, env={f"OCTAVO_{name}": value for name, value in settings.items()}, grace_seconds=2
+            workers=workers,
+            managers=managers,
+            env={f"OCTAVO_{name}": value for name, value in settings.items()},
+            grace_seconds=2,
         )
         await stack.enter_async_context(cluster)
         gateway = await stack.enter_async_context(open_channel(cluster.address))
-        manager = await stack.enter_async_context(open_channel(cluster.manager.address))
-        yield Client(cluster, gateway, manager)
+        channels = [await stack.enter_async_context(open_channel(each.address)) for each in cluster.managers]
+        yield Client(cluster, gateway, channels)
 
 
 def greedy(prompt: Sequence[int], count: int) -> list[int]:
