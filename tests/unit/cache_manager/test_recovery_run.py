@@ -208,8 +208,8 @@ class Life:
         self.seen.update(asdict(self.ledger.stats()), crashes=1)
 
     def check(self) -> None:
-        self.ledger.check()
         audit = self.ledger.audit()
+        assert audit.violation == ""
         assert audit.free_blocks + audit.cached_blocks + audit.held_blocks == SPEC.num_blocks
         assert audit.sequences == len(self.mirror.sequences)
         for sequence, known in self.mirror.sequences.items():
