@@ -67,6 +67,13 @@ async def load_of(process: Process) -> gateway_v1.GatewayLoad:
         return reply.gateway
 
 
+async def until_exact(process: Process) -> None:
+    """No request asks: the gateway looks for itself."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await load_of(process)).index_state != gateway_v1.INDEX_STATE_EXACT:
+            pass
+
+
 async def until_workers(process: Process, epochs: dict[str, int]) -> None:
     """Return when the gateway knows these workers in these epochs, and no others."""
     async with open_channel(process.address) as channel, asyncio.timeout(PATIENCE_SECONDS):
@@ -93,14 +100,14 @@ async def until_ready(process: Process, wanted: bool = True) -> None:
 
 
 @asynccontextmanager
-async def everything(folder: Path) -> AsyncGenerator[tuple[FakeFleet, RedisServer, Process, Client]]:
+async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFleet, RedisServer, Process, Client]]:
     async with redis_server() as redis, fake_fleet() as fleet:
         model = words.save_model(folder / "words")
         digest = sha256((model / "tokenizer.json").read_bytes()).digest()
         for name in "ab":
             await fleet.add(name, words_pool(tokenizer_digest=digest))
         async with (
-            gateway_process(fleet, redis.url, model, OCTAVO_METRICS_LISTEN=f"{LOOPBACK}:0") as process,
+            gateway_process(fleet, redis.url, model, OCTAVO_METRICS_LISTEN=f"{LOOPBACK}:0", **more) as process,
             Client(process.address) as client,
         ):
             await until_ready(process)
@@ -129,9 +136,7 @@ async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tm
         await redis.start()
         for info in (holder, other):
             await redis.client.sadd(index_key(info.worker_id, info.epoch), WHOLE_MARK)
-        async with asyncio.timeout(PATIENCE_SECONDS):  # no request asks: the gateway looks for itself
-            while (await load_of(process)).index_state != gateway_v1.INDEX_STATE_EXACT:
-                pass
+        await until_exact(process)
         scraped = await scrape_of(process)
 
         assert isinstance(started, Started)
@@ -149,6 +154,32 @@ async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tm
         assert scraped["octavo_time_to_first_token_seconds_count",] >= 2
         told = [event["state"] for event in process.events("prefix_index_state")]
         assert (told[:2], told[-1]) == (["exact", "fallback"], "exact")
+
+
+async def test_a_frozen_redis_fails_no_request_and_is_asked_no_more_than_three_times(tmp_path: Path) -> None:
+    """S47, the gateway's part: paused, without a reset. It is told in each reply, and heals by itself."""
+    async with everything(tmp_path, OCTAVO_LOOKUP_SECONDS="0.05") as (fleet, redis, process, client):
+        for info in (worker.info for worker in fleet.workers):
+            await redis.client.sadd(index_key(info.worker_id, info.epoch), WHOLE_MARK)
+        await until_exact(process)
+        failed = (await load_of(process)).failed_lookups
+        redis.process.freeze()
+        try:
+            for _ in range(6):
+                request = Generation(prompt=TokenPrompt(tuple(range(5, 70))), max_tokens=3)
+                async with aclosing(client.generate(request)) as events:
+                    started, *_, usage = [event async for event in events]
+                assert isinstance(started, Started)
+                assert started.index_state is IndexState.FALLBACK
+                assert isinstance(usage, Usage)
+                assert usage.output_tokens == 3
+            told = await load_of(process)
+        finally:
+            redis.process.thaw()
+        await until_exact(process)
+
+        assert told.index_state == gateway_v1.INDEX_STATE_FALLBACK
+        assert 1 <= told.failed_lookups - failed <= 3
 
 
 async def test_it_is_ready_only_once_it_knows_the_fleet(tmp_path: Path) -> None:

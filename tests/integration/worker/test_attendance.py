@@ -1,5 +1,6 @@
 """A worker without a cache manager, and between several: what it goes on with, where it goes, when it gives up."""
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -208,3 +209,21 @@ async def test_workers_spread_over_the_managers():
         registration = replace(REGISTRATION, worker_id=WorkerId(f"worker-{number}"))
         await Attendance(managers, draw=lambda: 0.0).join(registration, holder, lambda: None)
     assert all(manager.registrations for manager in managers)
+
+
+async def test_after_each_round_through_the_managers_it_waits_100_to_500_ms(monkeypatch: pytest.MonkeyPatch):
+    managers, pauses, draws = [Moody(), Moody()], list[float](), iter([0.0, 0.5, 1.0])
+    for manager in managers:
+        manager.away = True
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        managers[0].away = len(pauses) < 3
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    holder = Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
+    await Attendance(managers, draw=lambda: next(draws)).join(REGISTRATION, holder, lambda: None)
+
+    assert pauses == [0.1, pytest.approx(0.3), 0.5]
+    assert [len(manager.registrations) for manager in managers] == [1, 0]
+    assert managers[0].tries == 3
