@@ -30,7 +30,7 @@ async def test_a_prompt_that_takes_several_steps_is_answered_right(client: Clien
     warm = await client.ask(prompt, max_tokens=12)
 
     assert cold.tokens == warm.tokens == [greedy(prompt, 12)]
-    assert warm.usage.cached_tokens == len(prompt) // BLOCK * BLOCK
+    assert warm.usage.cached_tokens == len(prompt) - 1  # the end from a copy of the block that the first answer filled
 
 
 async def test_a_preempted_sequence_resumes_with_the_tokens_it_would_have_had(client: Client) -> None:
@@ -81,7 +81,7 @@ async def test_a_request_that_needs_the_whole_pool_hits_its_own_prefix(client: C
     cold = await client.ask(prompt, max_tokens=BLOCK)
     warm = await client.ask(prompt, max_tokens=BLOCK)
 
-    assert [answer.usage.cached_tokens for answer in (cold, warm)] == [0, (BLOCKS - 2) * BLOCK]
+    assert [answer.usage.cached_tokens for answer in (cold, warm)] == [0, len(prompt) - 1]
     assert cold.tokens == warm.tokens == [greedy(prompt, BLOCK)]
 
 
