@@ -20,13 +20,12 @@ The rules:
   to them.
 """
 
-from dataclasses import dataclass, field
-
 from octavo.errors import Draining, OctavoError, QueueFull
 from octavo.ids import CacheEpoch, Epoch, SequenceId
-from octavo.records import Attach, Exchange, Grant, Inventory, PoolSpec, Reservation, StepReport, Submission, WorkerLoad
+from octavo.records import Exchange, Grant, Inventory, PoolSpec, StepReport, Submission, WorkerLoad
 from worker.core.acceptance import require_runnable
 from worker.core.admission import Doorkeeper
+from worker.core.asked import Asked
 from worker.core.branches import Branches
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
@@ -34,16 +33,6 @@ from worker.core.sequence import GatewayKey, Request, Sequence
 from worker.core.shares import Share, share_out
 from worker.core.step import Chunk, StepPlan, StepResult
 from worker.core.tables import Tables
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the exchange under way asks for."""
-
-    shares: list[Share] = field(default_factory=list[Share])
-    children: list[Sequence] = field(default_factory=list[Sequence])
-    attached: list[Sequence] = field(default_factory=list[Sequence])
-    reserves: tuple[Reservation, ...] = ()
 
 
 class Scheduler:
@@ -60,7 +49,7 @@ class Scheduler:
         self._lineup = Lineup(self._tables, max_running=max_running, block_size=pool.block_size)
         self._door = Doorkeeper(self._tables, self._lineup, pool.block_size)
         self._branches = Branches(self._tables, self._lineup)
-        self._asked = _Asked()
+        self._asked = Asked()
         self._step: list[tuple[Sequence, Chunk]] = []
         self._draining = False
         self._must_tell = False
@@ -154,7 +143,7 @@ class Scheduler:
         shares = [*running, *entering]
         commits, finished = self._tables.take_untold()
         reserves = tuple(share.reservation() for share in shares if not share.has_room(self._pool.block_size))
-        self._asked = _Asked(shares, children, attached, reserves)
+        self._asked = Asked(shares, children, attached, reserves)
         if not (commits or forks or finished or attached or reserves or self._must_tell):
             return self._step_plan()
         self._must_tell = False
@@ -164,7 +153,7 @@ class Scheduler:
             commits=commits,
             forks=forks,
             finished=finished,
-            attaches=tuple(map(_attach, attached)),
+            attaches=self._asked.attaches(),
             reserves=reserves,
             load=self.load(),
             draining=self._draining,
@@ -186,9 +175,7 @@ class Scheduler:
         unmet = set(grant.unmet)
         self._enter_books(grant, unmet)
         self._make_room(unmet)
-        if self._shortage(unmet) > 0:
-            return None
-        if self._has_room_for_more():
+        if self._asked.shortage(unmet, self._pool.block_size) > 0 or self._has_room_for_more():
             return None
         return self._step_plan()
 
@@ -221,7 +208,7 @@ class Scheduler:
         for sequence in self._asked.attached:
             if sequence in self._lineup.running and sequence not in self._tables:
                 self._lineup.turn_away(sequence)
-        self._asked = _Asked()
+        self._asked = Asked()
         self._must_tell = True
 
     def plan_alone(self) -> StepPlan:
@@ -229,7 +216,7 @@ class Scheduler:
         size = self._pool.block_size
         able = [sequence for sequence in self._lineup.running if sequence.room(size) > 0]
         shares = share_out(able, self._max_step_tokens)
-        self._asked = _Asked([share.within_room(size) for share in shares])
+        self._asked = Asked([share.within_room(size) for share in shares])
         return self._step_plan()
 
     def inventory(self) -> tuple[Inventory, ...]:
@@ -247,7 +234,7 @@ class Scheduler:
         for sequence in self._lineup.running.copy():
             self._lineup.send_back(sequence)
             sequence.sent_back = False  # it was no shortage
-        self._asked, self._step = _Asked(), []
+        self._asked, self._step = Asked(), []
         self._must_tell = True
 
     def check(self) -> None:
@@ -269,8 +256,7 @@ class Scheduler:
         born = [child for child in self._asked.children if child.id not in unmet]
         waits = dict(grant.waiting)
         came_in = [sequence for sequence in self._asked.attached if sequence.id not in waits]
-        met = (wish.sequence for wish in self._asked.reserves if wish.sequence not in unmet)
-        self._tables.take_in(grant, [*born, *came_in], met)
+        self._tables.take_in(grant, [*born, *came_in], self._asked.met(unmet))
         for child in self._asked.children:
             if child.id in unmet and not child.ended:
                 self._lineup.send_back(child)  # to be attached by itself
@@ -281,34 +267,29 @@ class Scheduler:
             if leader is not None and leader in self._tables:
                 self._door.follow(leader)
 
-    def _shortage(self, unmet: set[SequenceId]) -> int:
-        """About how many blocks are missing for the unmet reserves of those that still run."""
-        short = (share.sequence for share in self._asked.shares if share.sequence.id in unmet)
-        return sum(max(1, sequence.growth(self._pool.block_size)) for sequence in short if not sequence.ended)
-
     def _make_room(self, unmet: set[SequenceId]) -> None:
         """Send away as many of the newest as the unmet reserves need, but never the last one."""
+        size = self._pool.block_size
         newcomers = [sequence for sequence in self._asked.attached if sequence in self._tables]
         newest = [*reversed(newcomers), *(old for old in reversed(self._lineup.running) if old not in newcomers)]
         for sequence in newest[:-1]:
-            if self._shortage(unmet) <= self._tables.returning:
+            if self._asked.shortage(unmet, size) <= self._tables.returning:
                 break
             self._lineup.send_back(sequence)
-        assert not self._shortage(unmet) or self._tables.untold, f"{self._pool.num_blocks} blocks are too few: {newest}"
+        enough = not self._asked.shortage(unmet, size)
+        assert enough or self._tables.untold, f"{self._pool.num_blocks} blocks are too few: {newest}"
 
     def _has_room_for_more(self) -> bool:
         """Whether prefix hits, and those that turned out to wait, have left budget for more; all others have stayed."""
-        attached = self._asked.attached
-        computes = sum(share.computes for share in self._asked.shares if share.sequence in self._tables)
         return (
-            bool(attached)
-            and all(sequence in self._tables or sequence.follows is not None for sequence in attached)
-            and computes < self._max_step_tokens
+            bool(self._asked.attached)
+            and self._asked.all_found_a_place(self._tables)
+            and sum(share.computes for share in self._asked.granted(self._tables)) < self._max_step_tokens
             and self._door.would_admit()
         )
 
     def _step_plan(self) -> StepPlan:
-        self._step = [(share.sequence, share.chunk()) for share in self._asked.shares if share.sequence in self._tables]
+        self._step = [(share.sequence, share.chunk()) for share in self._asked.granted(self._tables)]
         for sequence, _ in self._step:
             self._requests.count_prompt(sequence)
         chunks = tuple(chunk for _, chunk in self._step)
@@ -342,9 +323,3 @@ class Scheduler:
             self._requests.refused(request, error)
         self._drop(requests)
         return self._requests.take_reports()
-
-
-def _attach(sequence: Sequence) -> Attach:
-    submission = sequence.request.submission
-    tokens = tuple(sequence.tokens)
-    return Attach(sequence.id, tokens, submission.scope, submission.tenant, submission.retain_seconds)
