@@ -25,3 +25,15 @@ def test_what_cannot_be_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv(f"OCTAVO_{variable}", text)
     with pytest.raises(ValidationError, match=variable.lower()):
         WorkerSettings()
+
+
+def test_cache_managers_are_a_list(monkeypatch):
+    monkeypatch.setenv("OCTAVO_CACHE_MANAGER", "here:1, there:2")
+    assert WorkerSettings().cache_manager == ("here:1", "there:2")
+
+
+@pytest.mark.parametrize("managers", ["here:1,", "here:1,there", "here:1 there:2,x"])
+def test_a_list_with_what_is_no_address_is_refused(monkeypatch, managers):
+    monkeypatch.setenv("OCTAVO_CACHE_MANAGER", managers)
+    with pytest.raises(ValueError, match="wanted host:port"):
+        WorkerSettings()
