@@ -242,6 +242,10 @@ class Manager:
         if lease is not None:
             self._forget(lease, "stream_lost", StaleEpoch("the stream of its registration is lost"))
 
+    def was_busy(self, since: float, until: float) -> None:
+        """The caller kept the loop to itself between these moments, so what workers said meanwhile is heard late."""
+        self._leases.excuse(since, until)
+
     def next_expiry(self) -> float | None:
         """When `expire` can have something to do at the earliest; None while nobody attends."""
         return self._leases.next_expiry()

@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator, Callable
 import grpc
 import pytest
 
+from cache_manager.core.ledger import Ledger
 from octavo.errors import InvalidRequest, StaleEpoch, UnknownSequence, UnknownWorker
-from octavo.records import TableChange
+from octavo.records import PoolAudit, TableChange
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.wire import exchange_to_wire, pack
@@ -253,6 +254,22 @@ async def test_a_worker_that_is_not_heard_for_a_lease_expires(service: ManagerSe
         assert (await fleet.until(lambda update: bool(update.gone))).gone == ("w",)
         with pytest.raises(StaleEpoch, match="not heard for 5 s"):
             await worker.hear()
+
+
+async def test_a_long_audit_costs_no_worker_its_lease(service: ManagerService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The books of a large pool take seconds, in which nobody is heard."""
+    audit = Ledger.audit
+
+    def long_audit(ledger: Ledger) -> PoolAudit:
+        service.clock.advance(2 * LEASE_SECONDS)
+        return audit(ledger)
+
+    async with service.worker("w1") as audited, service.worker("w2") as other:
+        monkeypatch.setattr(Ledger, "audit", long_audit)
+        await service.audit("w1")
+        service.manager.expire(service.clock())
+        for worker in (audited, other):
+            await worker.exchange()
 
 
 async def test_the_late_exchange_of_a_frozen_worker_is_stale_even_before_anyone_looks(service: ManagerService) -> None:

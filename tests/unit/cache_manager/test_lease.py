@@ -144,6 +144,14 @@ def test_a_second_registration_makes_the_first_epoch_stale():
     assert list(book) == [new]
 
 
+def test_nobody_loses_a_lease_while_nobody_can_be_heard():
+    book = LeaseBook(5.0)
+    over, held = (book.register(registration(name), now) for name, now in (("over", 0.0), ("held", 4.0)))
+    book.excuse(6.0, 16.0)
+    assert book.expire(18.9) == (over,)
+    assert book.expire(19.0) == (held,)
+
+
 def test_an_expired_lease_cannot_be_renewed_even_before_it_is_swept():
     book = LeaseBook(5.0)
     lease = book.register(registration(), NOW)
