@@ -73,10 +73,19 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
         """
         if not registration.inventory_parts:
             return None
-        restoration = self._manager.restoration(registration, self._now())
-        for part in range(1, registration.inventory_parts + 1):
-            message = await _inventory_message(requests, part, registration, self._manager.lease_seconds)
-            restoration.add(inventory_from_wire(message))
+        patience = self._manager.lease_seconds
+        parts = _inventory(requests, registration, patience)
+        try:
+            restoration = self._manager.restoration(registration, self._now())
+            async for part in parts:
+                restoration.add(inventory_from_wire(part))
+        except OctavoError:
+            # Who is still sending may see its stream break before it sees why: gRPC reports whatever comes first.
+            with contextlib.suppress(OctavoError, TimeoutError):
+                async with asyncio.timeout(patience):
+                    async for _ in parts:
+                        pass
+            raise
         async with self._restoring:
             for _ in restoration.steps():
                 await asyncio.sleep(0)
@@ -122,6 +131,14 @@ async def _register_message(requests: AsyncIterator[v1.AttendRequest]) -> v1.Reg
             case _:
                 break
     raise InvalidRequest("attend: nothing to act on, wanted a registration first")
+
+
+async def _inventory(
+    requests: AsyncIterator[v1.AttendRequest], registration: Registration, patience_seconds: float
+) -> AsyncGenerator[v1.Inventory]:
+    """All messages that the registration announced; ends with the first that is not one of them."""
+    for part in range(1, registration.inventory_parts + 1):
+        yield await _inventory_message(requests, part, registration, patience_seconds)
 
 
 async def _inventory_message(

@@ -73,7 +73,7 @@ _NEW_WAIT = cast(_FromPair[tuple[SequenceId, SequenceId]], tuple)
 
 MAX_PARTS = 1 << 14
 """Of one kind in an exchange, or sequences in a part of an inventory: many times those of the largest batch. To read a
-million would hold up every other worker for seconds."""
+million would hold up every other worker for seconds. Also of parts in an inventory, which then has 16 GB."""
 
 _BIG_ENDIAN = sys.byteorder == "big"
 _REASON_TO_WIRE = {
@@ -391,6 +391,7 @@ def registration_from_wire(message: cache_manager_v1.Register) -> Registration:
     for field in ("worker_id", "address"):
         if not getattr(message, field):
             raise InvalidRequest(f"register.{field}: empty")
+    _require_few("register.inventory_parts", message.inventory_parts)
     return Registration(
         worker_id=WorkerId(message.worker_id),
         incarnation=Incarnation(message.incarnation),

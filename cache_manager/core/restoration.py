@@ -30,6 +30,9 @@ from octavo.records import MAX_RETAIN_SECONDS, HeldSequence, Inventory, PoolSpec
 BLOCKS_AT_ONCE = 512
 """Between two steps: about a millisecond."""
 
+MAX_SEQUENCES = 1 << 16
+"""Of one inventory: many times those of the largest batch."""
+
 
 class Restoration:
     """The books of one worker while they are opened again: `add` every part, go through `steps`, then `open`."""
@@ -68,12 +71,18 @@ class Restoration:
             InvalidRequest: it names a block, a token or a sequence that there cannot be, or one a second time.
         """
         field = "inventory.published"
-        for record in read_records(field, part.published, self._spec.block_size):
+        records = list(read_records(field, part.published, self._spec.block_size))
+        self._require_blocks(field, [record[0] for record in records])
+        for record in records:
             if self._records.setdefault(record[0], record) is not record:
                 raise InvalidRequest(f"{field}: block {record[0]} twice, wanted once")
         for held in part.sequences:
+            name = f"inventory.sequences: sequence {held.sequence}"
             if held.sequence in self._held:
-                raise InvalidRequest(f"inventory.sequences: sequence {held.sequence} twice, wanted once")
+                raise InvalidRequest(f"{name} twice, wanted once")
+            if len(self._held) == MAX_SEQUENCES:
+                raise InvalidRequest(f"{name} is one more than {MAX_SEQUENCES}")
+            self._require_shape(name, held)
             self._held[held.sequence] = held
 
     def steps(self) -> Iterator[None]:
@@ -147,7 +156,6 @@ class Restoration:
         """Publish blocks that follow one another. They keep a reference until all tables have theirs."""
         blocks, _, roots, tokens, tenants, retained = zip(*chain, strict=True)
         field, root = "inventory.published", roots[0]
-        self._require_blocks(field, blocks)
         self._require_tokens(field, b"".join(tokens))
         before = self._before(chain[0])
         settled = self._books.index.offer(blocks, before, tokens)
@@ -191,7 +199,6 @@ class Restoration:
     def _enter(self, held: HeldSequence) -> None:
         """Give a sequence its table."""
         name = f"inventory.sequences: sequence {held.sequence}"
-        self._require_shape(name, held)
         size, pool = self._spec.block_size, self._books.pool
         table = BlockTable(
             size,

@@ -144,6 +144,15 @@ async def test_an_inventory_that_contradicts_itself_is_refused(client):
     await Attending.begin(client)
 
 
+@pytest.mark.parametrize("epochs", [(0, 0), (2, 1)])
+async def test_a_refusal_is_heard_by_a_worker_that_has_much_more_to_tell(client, epochs):
+    """It is refused for the first part of its inventory, or before."""
+    registration = replace(REGISTRATION, first_epoch=Epoch(epochs[0]), last_epoch=Epoch(epochs[1]))
+    much = Inventory(published=bytes(record_bytes(4) * 10_000))
+    with pytest.raises(InvalidRequest):
+        await client.register(registration, [Inventory(published=b"123"), *[much] * 20])
+
+
 async def test_an_exchange_without_a_registration_is_refused(client):
     with pytest.raises((ConnectionError, StaleEpoch)):
         await client.exchange(replace(books.exchange(), epoch=Epoch(1)))

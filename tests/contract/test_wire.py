@@ -205,7 +205,7 @@ CASES: dict[str, Case] = {
             pool=pools,
             first_epoch=u64,
             last_epoch=u64,
-            inventory_parts=u32,
+            inventory_parts=st.integers(0, wire.MAX_PARTS),
             cache_epoch=u64,
         ),
         wire.registration_to_wire,
@@ -415,15 +415,20 @@ TOO_MANY: dict[str, Message] = {
     "exchange.attaches.media": manager_v1.Exchange(attaches=[manager_v1.Attach(media=[types_v1.Media()] * MANY)]),
     "exchange.reserves": manager_v1.Exchange(reserves=bytes(8 * MANY)),
     "inventory.sequences": manager_v1.Inventory(sequences=[manager_v1.HeldSequence()] * MANY),
+    "register.inventory_parts": manager_v1.Register(worker_id="w", address="h:1", inventory_parts=MANY),
+}
+READS: dict[type[Message], Callable[[Any], object]] = {
+    manager_v1.Exchange: wire.exchange_from_wire,
+    manager_v1.Inventory: wire.inventory_from_wire,
+    manager_v1.Register: wire.registration_from_wire,
 }
 
 
 @pytest.mark.parametrize("field", TOO_MANY)
 def test_more_parts_than_anybody_can_mean_are_refused_by_name(field: str) -> None:
     message = TOO_MANY[field]
-    read = wire.inventory_from_wire if isinstance(message, manager_v1.Inventory) else wire.exchange_from_wire
     with pytest.raises(InvalidRequest, match=rf"^{field}: \d+ of them, wanted at most {wire.MAX_PARTS}$"):
-        read(message)
+        READS[type(message)](message)
 
 
 GOOD_POOL: dict[str, Any] = {

@@ -273,6 +273,25 @@ def test_an_inventory_that_contradicts_itself_opens_no_books(name):
     assert str(refusal.value).startswith(problem)
 
 
+@pytest.mark.parametrize(
+    "name", ["no such block", "more tokens than room", "a table with no such block", "too long", "a sequence twice"]
+)
+def test_what_cannot_be_in_the_pool_is_not_kept_until_the_end_of_the_inventory(name):
+    """So what is kept of one that never ends is no more than a pool can hold."""
+    inventory, problem = CONTRADICTIONS[name]
+    with pytest.raises(InvalidRequest) as refusal:
+        Restoration(SPEC).add(inventory)
+    assert str(refusal.value).startswith(problem)
+
+
+def test_an_inventory_has_only_so_many_sequences(monkeypatch):
+    monkeypatch.setattr("cache_manager.core.restoration.MAX_SEQUENCES", 2)
+    restoration = Restoration(SPEC)
+    restoration.add(Inventory(b"", (held(sequence=1), held(sequence=2))))
+    with pytest.raises(InvalidRequest, match=r"^inventory\.sequences: sequence 3 is one more than 2$"):
+        restoration.add(Inventory(b"", (held(sequence=3),)))
+
+
 def test_a_pool_that_cannot_be_has_no_inventory():
     with pytest.raises(InvalidRequest, match="num_blocks: 0"):
         Restoration(pool_spec(num_blocks=0))
