@@ -178,6 +178,8 @@ def shared_shape(call: Call) -> Shape:
         shape = Shape(64 if wide else 128, 32, warps=4, stages=2)
     elif wide:
         shape = Shape(64, 64 if call.target.capability >= 90 else 32, warps=8, stages=2)
+    elif call.target.capability >= 100 and padded(call.q.shape[2]) <= 64:  # short rows leave room for more of them
+        shape = Shape(128, 128, warps=8, stages=2)
     elif call.target.capability >= 90:  # warp groups of four multiply 64 rows at once
         shape = Shape(128, 64, warps=8, stages=3)
     else:
