@@ -22,6 +22,7 @@ setup: $(VENV)/stamp-dev  ## install all that development needs into .venv
 
 demo: $(VENV)/stamp-local  ## start a small model and watch a prompt being remembered
 	$(BIN)/octavo demo
+	@echo "(The commands are in $(BIN): . $(BIN)/activate)"
 
 test: setup  ## run the tests (all but those that start containers)
 	$(BIN)/octavo model fetch

@@ -64,6 +64,9 @@ class Client:
         """Talk to the gateway at `address` (host:port); it is reached at the first request.
 
         `api_key` is shown with every request, where the gateway knows its tenants by their keys.
+
+        Raises:
+            Unauthenticated: no key has such characters.
         """
         self._address = address
         self._metadata = credentials(api_key)

@@ -118,11 +118,19 @@ def _demo(options: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="octavo", description="Serve language models from workers that remember what they have read."
+        prog="octavo",
+        description="Serve language models from workers that remember what they have read.",
+        epilog="From the environment: OCTAVO_ADDRESS, OCTAVO_CACHE_MANAGER and OCTAVO_MODEL, instead of the options of "
+        "these names; OCTAVO_API_KEY, where the gateway asks for one.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    up = verbs.add_parser("up", help="run a whole Octavo on this machine until Ctrl-C")
+    up = verbs.add_parser(
+        "up",
+        help="run a whole Octavo on this machine until Ctrl-C",
+        epilog="The services take their further settings from the environment: `python -m worker --print-settings`, "
+        "likewise gateway and cache_manager, shows them.",
+    )
     up.add_argument(
         "--workers", type=_whole(1, MAX_WORKERS), default=2, metavar="N", help="model processes (default 2)"
     )
@@ -204,7 +212,7 @@ def _add_cache_managers(parser: argparse.ArgumentParser) -> None:
         "--cache-manager",
         default=managers,
         metavar="HOST:PORT[,HOST:PORT]",
-        help=f"all there are (default {managers})",
+        help=f"all there are; `octavo up` says where its own is (default {managers})",
     )
 
 

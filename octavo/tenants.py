@@ -162,7 +162,13 @@ def _require_known(path: str, table: Mapping[str, Any], known: set[str]) -> None
 
 
 def credentials(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """The metadata with which a client shows its key; nothing without one."""
+    """The metadata with which a client shows its key; nothing without one.
+
+    Raises:
+        Unauthenticated: no gateway can know it, since metadata cannot hold it. It is not repeated.
+    """
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise Unauthenticated(f"{AUTHORIZATION}: the API key has characters that are not printable ASCII")
     return () if api_key is None else ((AUTHORIZATION, f"Bearer {api_key}"),)
 
 
@@ -174,7 +180,7 @@ def api_key_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """
     shown = [value for name, value in metadata if name == AUTHORIZATION]
     if len(shown) != 1 or not isinstance(shown[0], str):
-        raise Unauthenticated(f"{AUTHORIZATION}: {len(shown)} of them, wanted one, `Bearer` and an API key")
+        raise Unauthenticated(f"{AUTHORIZATION}: the call has {len(shown)} of it, wanted 1: `Bearer KEY`")
     scheme, _, api_key = shown[0].partition(" ")
     if scheme.lower() != "bearer" or not api_key:
         raise Unauthenticated(f"{AUTHORIZATION}: not of the form `Bearer KEY`")

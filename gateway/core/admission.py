@@ -33,7 +33,7 @@ def output_budget(prompt_tokens: int, max_tokens: int | None, pools: Iterable[Po
     if prompt_tokens + wanted > largest:
         raise InvalidRequest(
             f"prompt + max_tokens: {prompt_tokens} + {wanted} = {prompt_tokens + wanted} tokens, "
-            f"the largest pool holds {largest}"
+            f"{'the model takes' if largest == longest else 'the largest pool holds'} {largest}"
         )
     return min(DEFAULT_MAX_TOKENS, largest - prompt_tokens) if max_tokens is None else max_tokens
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import grpc
 
 from octavo.commands.console import CommandFailed, out
+from octavo.commands.problems import no_cache_manager
 from octavo.records import PoolAudit
 from octavo.service import CHANNEL_OPTIONS
 from octavo.status import translated
@@ -42,7 +43,7 @@ def _audits(address: str) -> list[tuple[str, PoolAudit]]:
                 requests = [cache_manager_pb2.AuditRequest(worker_id=worker) for worker in workers]
                 replies = [manager.Audit(request, timeout=_TIMEOUT_SECONDS) for request in requests]
         except grpc.RpcError as error:
-            raise CommandFailed(f"no cache manager answers at {address}") from error
+            raise no_cache_manager(address) from error
         return [(worker, audit_from_wire(reply)) for worker, reply in zip(workers, replies, strict=True)]
 
 

@@ -52,7 +52,7 @@ def in_words(found: PromptExplanation, prompt_tokens: int) -> str:
         case HitEnd.DIFFERS:
             why = f"At position {at} block {found.block} goes on with another token."
         case HitEnd.NOT_PUBLISHED:
-            why = f"From position {at} on nothing is remembered: it was never computed, or was evicted or reset."
+            why = f"From position {at} on no full block is remembered: none was computed, or it was evicted or reset."
         case HitEnd.BEING_COMPUTED:
             why = f"Another request computes the block at position {at}: this one would wait for it."
     left = at - found.reused_tokens

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import grpc
 
-from octavo.commands.console import CommandFailed, out
+from octavo.commands.console import out
+from octavo.commands.problems import no_cache_manager
 from octavo.errors import UnknownWorker
 from octavo.records import CacheReset
 from octavo.service import CHANNEL_OPTIONS
@@ -45,4 +46,4 @@ def _reset(address: str, worker: str | None) -> CacheReset:
             with translated():
                 return reset_from_wire(manager.ResetPrefixCache(request, timeout=_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
-            raise CommandFailed(f"no cache manager answers at {address}") from error
+            raise no_cache_manager(address) from error

@@ -87,7 +87,7 @@ def _summary(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> str
     cached = sum(worker.load.cached_tokens for worker in workers)
     saved = f"{cached:,} of {prompt:,} prompt tokens were remembered and not computed. " if prompt else ""
     return (
-        f"{saved}The gateway has had {gateway.requests:,} requests ({gateway.refused:,} refused); "
+        f"{saved}Requests so far: {gateway.requests:,} ({gateway.refused:,} refused); "
         f"{gateway.running_requests:,} run, {gateway.waiting_requests:,} wait. {_index(gateway)}"
     )
 

@@ -59,5 +59,6 @@ def _greet(cluster: Cluster, model: str) -> None:
     out.print(f"\n[bold]Octavo serves {escape(model)} at {cluster.address}[/bold] with {workers}.\n")
     out.print(f'  octavo chat{at} "Why is the sky blue?"')
     out.print(f"  octavo stats{at}")
+    out.print(f"  octavo audit --cache-manager {cluster.manager.address}")
     out.print(f"  octavo reset --cache-manager {cluster.manager.address}\n")
     out.print("Ctrl-C stops everything.\n")

@@ -33,6 +33,11 @@ def test_a_prompt_must_leave_the_model_one_token_of_output() -> None:
         output_budget(50, None, [model])
 
 
+def test_what_a_pool_could_hold_and_the_model_cannot_is_not_blamed_on_the_pool() -> None:
+    with pytest.raises(InvalidRequest, match=r"49 \+ 2 = 51 tokens, the model takes 50$"):
+        output_budget(49, 2, [pool(max_model_tokens=50)])
+
+
 def test_without_max_tokens_the_output_is_the_default_or_what_is_left() -> None:
     assert output_budget(1, None, [pool()]) == DEFAULT_MAX_TOKENS
     assert output_budget(100, None, [LARGE]) == 28

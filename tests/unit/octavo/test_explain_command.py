@@ -37,7 +37,7 @@ def found(end: HitEnd, reused: int, position: int, block: int | None = None) -> 
         (
             found(HitEnd.NOT_PUBLISHED, 0, 0),
             "0 of 31 tokens would be reused. "
-            "From position 0 on nothing is remembered: it was never computed, or was evicted or reset.",
+            "From position 0 on no full block is remembered: none was computed, or it was evicted or reset.",
         ),
         (
             found(HitEnd.BEING_COMPUTED, 16, 16),

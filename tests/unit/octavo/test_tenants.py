@@ -103,11 +103,18 @@ def test_a_key_arrives_as_it_was_sent() -> None:
     assert credentials(None) == ()
 
 
+@pytest.mark.parametrize("key", ["hush\n", "hüsh", "hu\x00sh"])
+def test_a_key_that_no_metadata_can_hold_is_refused_without_being_repeated(key: str) -> None:
+    with pytest.raises(Unauthenticated, match="authorization: the API key has characters that are not") as caught:
+        credentials(key)
+    assert key not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ([], "authorization: 0 of them, wanted one"),
-        ([*credentials("a"), *credentials("b")], "authorization: 2 of them, wanted one"),
+        ([], "authorization: the call has 0 of it, wanted 1"),
+        ([*credentials("a"), *credentials("b")], "authorization: the call has 2 of it, wanted 1"),
         ([("authorization", "Basic hush")], "authorization: not of the form `Bearer KEY`"),
         ([("authorization", "Bearer")], "authorization: not of the form `Bearer KEY`"),
         ([("authorization", "Bearer ")], "authorization: not of the form `Bearer KEY`"),
