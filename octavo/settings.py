@@ -120,7 +120,8 @@ def read(settings: type[S], description: str) -> S:
         for problem in error.errors():
             variable = PREFIX + "_".join(str(part) for part in problem["loc"]).upper()
             held = os.environ.get(variable, problem["input"])
-            print(f"{variable}={without_secrets(str(held))}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+            reason = problem["msg"].removeprefix("Value error, ")
+            print(f"{variable}={without_secrets(str(held))}: {reason}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     if wanted:
         print(json.dumps(_described(values), indent=2, default=str))  # noqa: T201

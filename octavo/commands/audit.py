@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 
-import grpc
-
 from octavo.commands.console import CommandFailed, out
-from octavo.commands.problems import no_cache_manager
+from octavo.commands.managers import answers
 from octavo.records import PoolAudit
-from octavo.service import CHANNEL_OPTIONS
-from octavo.status import translated
-from octavo.v1 import cache_manager_pb2, cache_manager_pb2_grpc
+from octavo.v1 import cache_manager_pb2
+from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
 from octavo.wire import audit_from_wire
 
 _TIMEOUT_SECONDS = 60.0
@@ -20,11 +17,11 @@ def audit(addresses: Sequence[str]) -> None:
     """Print a line for each worker of these cache managers.
 
     Raises:
-        CommandFailed: a cache manager does not answer, or the books of a worker do not balance.
+        CommandFailed: a cache manager does not answer, or the books of a worker do not balance; all are asked.
     """
     wrong: list[str] = []
-    for address in addresses:
-        for worker, found in _audits(address):
+    for _, audits in answers(addresses, _audits):
+        for worker, found in audits:
             out.print(f"{worker}: {_in_words(found)}")
             if found.violation:
                 wrong.append(worker)
@@ -32,19 +29,13 @@ def audit(addresses: Sequence[str]) -> None:
         raise CommandFailed(f"books that do not balance: {', '.join(wrong)}")
 
 
-def _audits(address: str) -> list[tuple[str, PoolAudit]]:
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        manager = cache_manager_pb2_grpc.CacheManagerStub(channel)
-        try:
-            with translated():
-                updates = manager.WatchFleet(cache_manager_pb2.WatchFleetRequest(), timeout=_TIMEOUT_SECONDS)
-                workers = sorted(worker.worker_id for worker in next(updates).workers)
-                updates.cancel()
-                requests = [cache_manager_pb2.AuditRequest(worker_id=worker) for worker in workers]
-                replies = [manager.Audit(request, timeout=_TIMEOUT_SECONDS) for request in requests]
-        except grpc.RpcError as error:
-            raise no_cache_manager(address) from error
-        return [(worker, audit_from_wire(reply)) for worker, reply in zip(workers, replies, strict=True)]
+def _audits(manager: CacheManagerStub) -> list[tuple[str, PoolAudit]]:
+    updates = manager.WatchFleet(cache_manager_pb2.WatchFleetRequest(), timeout=_TIMEOUT_SECONDS)
+    workers = sorted(worker.worker_id for worker in next(updates).workers)
+    updates.cancel()
+    requests = [cache_manager_pb2.AuditRequest(worker_id=worker) for worker in workers]
+    replies = [manager.Audit(request, timeout=_TIMEOUT_SECONDS) for request in requests]
+    return [(worker, audit_from_wire(reply)) for worker, reply in zip(workers, replies, strict=True)]
 
 
 def _in_words(found: PoolAudit) -> str:

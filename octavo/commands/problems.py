@@ -20,14 +20,6 @@ def explained(error: Exception) -> str | None:
     return str(error) if isinstance(error, _EXPECTED) else None
 
 
-def no_cache_manager(address: str) -> CommandFailed:
-    """Nothing answers where one was to be: what to tell the user, who may not have said where it is."""
-    return CommandFailed(
-        f"no cache manager answers at {address}; `octavo up` says where its own is, --cache-manager or "
-        "OCTAVO_CACHE_MANAGER names it"
-    )
-
-
 @contextmanager
 def speaking_to(address: str) -> Generator[None]:
     """Say where nothing answered and what would change that, instead of what a socket thought of it."""

@@ -10,7 +10,7 @@ import pytest
 from deploy.process import StartFailed
 from octavo.commands.console import readable
 from octavo.commands.key import draw_key
-from octavo.commands.problems import explained, no_cache_manager, speaking_to
+from octavo.commands.problems import explained, speaking_to
 from octavo.errors import Unauthenticated, UnknownModel
 
 
@@ -57,10 +57,6 @@ def test_a_drawn_key_and_the_line_for_the_tenants_file_belong_together(capsys: p
     assert f'api_key_sha256 = ["{sha256(key.encode()).hexdigest()}"]' in told
     draw_key()
     assert capsys.readouterr().out != drawn
-
-
-def test_who_looks_for_a_cache_manager_is_told_where_to_find_it() -> None:
-    assert "host:1; `octavo up` says where its own is" in str(no_cache_manager("host:1"))
 
 
 def test_the_last_words_of_a_process_are_made_readable() -> None:
