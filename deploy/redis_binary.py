@@ -43,8 +43,9 @@ def redis_command(port: int, host: str = "127.0.0.1") -> list[str]:
     return [
         str(redis_server_path()),
         *("--port", str(port), "--bind", host),
-        *("--dir", "/", "--dbfilename", "octavo-keeps-nothing.rdb"),  # a dump.rdb there would be another Redis's
-        *("--save", "", "--appendonly", "no", "--rdb-del-sync-files", "yes", "--maxmemory-policy", "noeviction"),
+        *("--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction"),
+        *("--dir", "/proc"),  # where nobody can have left a dump, nor can this server, whoever runs it
+        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-diskless-load", "swapdb"),
     ]
 
 

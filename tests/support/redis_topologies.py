@@ -104,8 +104,7 @@ async def under_sentinel(folder: Path) -> AsyncGenerator[Servers]:
     """A master, a replica, and one sentinel, all with the same password."""
     async with AsyncExitStack() as stack:
         master = await stack.enter_async_context(redis_server(password=PASSWORD))
-        follow = ("--replicaof", LOOPBACK, str(master.port), "--repl-diskless-sync", "yes")
-        follow = (*follow, "--repl-diskless-sync-delay", "0", "--dir", str(folder))
+        follow = ("--replicaof", LOOPBACK, str(master.port))
         replica = await stack.enter_async_context(redis_server(*follow, password=PASSWORD))
         sentinel = _sentinel(folder / "sentinel.conf", master)
         stack.push_async_callback(sentinel.kill)

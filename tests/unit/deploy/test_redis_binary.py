@@ -6,8 +6,10 @@ from pathlib import Path
 from subprocess import run
 
 import pytest
+from redis.exceptions import ResponseError
 
 from deploy import redis_binary
+from tests.support.redis_server import redis_server
 
 Place = Callable[..., Path]
 
@@ -78,3 +80,10 @@ def test_the_real_one_of_this_machine_runs() -> None:
     redis_binary.redis_server_path.cache_clear()
     done = run([redis_binary.redis_server_path(), "--version"], capture_output=True, text=True, check=True)
     assert " v=" in done.stdout
+
+
+@pytest.mark.redis
+async def test_the_real_one_cannot_leave_a_dump_for_the_next() -> None:
+    async with redis_server() as server:
+        with pytest.raises(ResponseError):
+            await server.client.save()
