@@ -323,7 +323,8 @@ def _check_free(port: int) -> None:
     try:
         socket.create_server((LOOPBACK, port)).close()
     except OSError as error:
-        raise StartFailed(f"port {port} cannot be used ({error.strerror}); is another Octavo running?") from error
+        why = os.strerror(error.errno or 0)  # without the address, which create_server adds
+        raise StartFailed(f"port {port} cannot be used ({why}); is another Octavo running?") from error
 
 
 def _free_port() -> int:
