@@ -1,5 +1,7 @@
 """Paged attention against attention without pages: time, bytes a second, and the share of what memory can give.
 
+On a CPU also what stands between the matrix products of a layer, native against torch.
+
     python -m bench.kernels                       one JSON object a line
     python -m bench.kernels --plot out.png        and all times, drawn
     python -m bench.kernels --flex                and flex attention, which compiles for seconds each time
@@ -12,13 +14,14 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from bench.kernel_rivals import Attention, Batch, Case, paged, rivals
+from bench.kernel_small_ops import SmallCase, small_cases, small_races
 
 DECODES = ((32, 512), (8, 2048), (1, 1024))
 """(sequences, positions of each)"""
@@ -29,6 +32,7 @@ SMOL = Case(sequences=1, history=0, new=1)
 LLAMA = Case(sequences=1, history=0, new=1, heads=32, kv_heads=8, head_dim=128)
 """Heads of an 8B model."""
 FP8 = torch.float8_e4m3fn
+WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", FP8: "fp8"}
 
 Times = Mapping[str, list[float]]
 """Seconds of every turn."""
@@ -53,7 +57,7 @@ def _decode(case: Case, sequences: int, length: int) -> Case:
     return replace(case, sequences=sequences, history=length - 1)
 
 
-def race(batch: Batch, runners: Mapping[str, Attention], seconds: float) -> Times:
+def race(device: torch.device, layers: int, runners: Mapping[str, Attention], seconds: float) -> Times:
     """Let all runners take turns for about so long, each turn on another layer; at least nine turns."""
     for attention in runners.values():
         attention(0)
@@ -64,8 +68,8 @@ def race(batch: Batch, runners: Mapping[str, Attention], seconds: float) -> Time
     while turn < 9 or time.perf_counter() < deadline:
         turn += 1
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            layer = (layer + 1) % batch.layers
-            times[name].append(_time(batch.device, runners[name], layer))
+            layer = (layer + 1) % layers
+            times[name].append(_time(device, runners[name], layer))
     return times
 
 
@@ -97,10 +101,9 @@ def ratio(times: Times, runner: str, rival: str) -> float:
 
 def name_of(case: Case) -> str:
     """What the figures of a case are called: fp32_b32, bf16_b8_llama, fp8_b1; a prompt by its history."""
-    words = {torch.float32: "fp32", torch.bfloat16: "bf16", FP8: "fp8"}
     size = f"b{case.sequences}" if case.new == 1 else f"h{case.history}"
     heads = "_llama" if case.heads == LLAMA.heads else ""
-    return f"{words[case.kv_dtype or case.dtype]}_{size}{heads}"
+    return f"{WORDS[case.kv_dtype or case.dtype]}_{size}{heads}"
 
 
 def measure(
@@ -108,7 +111,7 @@ def measure(
 ) -> list[dict[str, object]]:
     """The lines of one case: our time with what explains it, and our ratio to what it is measured against."""
     batch = Batch(case, device)
-    times = race(batch, {"paged": paged(batch), **dict(rivals(batch, flex=flex))}, seconds)
+    times = race(device, batch.layers, {"paged": paged(batch), **dict(rivals(batch, flex=flex))}, seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     kind, name = ("decode" if case.new == 1 else "prefill"), name_of(case)
     rate = case.bytes_read / medians["paged"]
@@ -133,6 +136,24 @@ def measure(
         value = round(ratio(times, "paged", rival), 3)
         lines.append({"name": f"{kind}_vs_{word}_{name}", "value": value, "unit": "ratio", "turns": len(times[rival])})
     return lines
+
+
+def small_name_of(case: SmallCase) -> str:
+    """What the figures of a step's small operations are called: bf16_t32."""
+    return f"{WORDS[case.dtype]}_t{case.tokens}"
+
+
+def measure_small(case: SmallCase, *, seconds: float) -> Iterator[dict[str, object]]:
+    """A line for each small operation: the native code's time as a share of torch's, and both."""
+    for name, runners in small_races(case):
+        times = race(torch.device("cpu"), case.layers, runners, seconds)
+        yield {
+            "name": f"{name}_vs_torch_{small_name_of(case)}",
+            "value": round(ratio(times, "native", "torch"), 3),
+            "unit": "ratio",
+            "turns": len(times["torch"]),
+            **{f"{who}_us": round(statistics.median(values) * 1e6, 1) for who, values in times.items()},
+        }
 
 
 COLOURS = {"paged": "#2563a8", "contiguous_sdpa": "#c2452d", "gather_sdpa": "#d99a2b", "flex": "#7a8a3c"}
@@ -187,6 +208,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for line in measure(case, device, bandwidth=bandwidth, seconds=options.seconds, flex=options.flex):
                 print(json.dumps(line), flush=True)
                 lines.append(line)
+    for case in small_cases() if device.type == "cpu" else ():
+        if options.only in small_name_of(case):
+            for line in measure_small(case, seconds=options.seconds / 4):
+                print(json.dumps(line), flush=True)
     if options.plot:
         plot(lines, options.plot)
 

@@ -3,7 +3,7 @@
 On a machine with a CUDA device the Triton kernels run there; elsewhere they run in Triton's interpreter.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
@@ -89,14 +89,6 @@ def tolerance(batch: PagedBatch) -> float:
 @pytest.fixture(params=IMPLEMENTATIONS, scope="module")
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     return IMPLEMENTATIONS[request.param]()
-
-
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of torch's threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -103,53 +103,56 @@ def check_tensors(
 
 
 def _check_pools(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> None:
-    _check_rank("q", q, 3)
-    _check_rank("k_pool", k_pool, 4)
+    check_rank("q", q, 3)
+    check_rank("k_pool", k_pool, 4)
     if v_pool.shape != k_pool.shape or v_pool.dtype != k_pool.dtype or v_pool.device != k_pool.device:
         raise ValueError(f"v_pool is {_kind(v_pool)}, k_pool {_kind(k_pool)}")
-    _check_dtype("q", q, QUERY_DTYPES)
-    _check_dtype("k_pool", k_pool, POOL_DTYPES)
+    check_dtype("q", q, QUERY_DTYPES)
+    check_dtype("k_pool", k_pool, POOL_DTYPES)
     if k_pool.shape[3] != q.shape[2]:
         raise ValueError(f"k_pool has heads of {k_pool.shape[3]} elements, q of {q.shape[2]}")
     if q.shape[1] % k_pool.shape[1]:
         raise ValueError(f"q has {q.shape[1]} heads, no multiple of k_pool's {k_pool.shape[1]}")
     for name, tensor in (("q", q), ("k_pool", k_pool), ("v_pool", v_pool)):
-        _check_last_axis(name, tensor)
+        check_last_axis(name, tensor)
 
 
 def _check_plan(tables: torch.Tensor, lengths: torch.Tensor, query_starts: torch.Tensor) -> None:
-    _check_rank("tables", tables, 2)
+    check_rank("tables", tables, 2)
     sequences = tables.shape[0]
     for name, tensor, wanted in (("lengths", lengths, sequences), ("query_starts", query_starts, sequences + 1)):
-        _check_rank(name, tensor, 1)
+        check_rank(name, tensor, 1)
         if tensor.shape[0] != wanted:
             raise ValueError(f"{name} has {tensor.shape[0]} entries, wanted {wanted} for {sequences} rows of tables")
     for name, tensor in (("tables", tables), ("lengths", lengths), ("query_starts", query_starts)):
-        _check_dtype(name, tensor, (torch.int32,))
-        _check_last_axis(name, tensor)
+        check_dtype(name, tensor, (torch.int32,))
+        check_last_axis(name, tensor)
 
 
 def _check_per_head(name: str, tensor: torch.Tensor | None, heads: int) -> None:
     if tensor is None:
         return
-    _check_rank(name, tensor, 1)
+    check_rank(name, tensor, 1)
     if tensor.shape[0] != heads:
         raise ValueError(f"{name} has {tensor.shape[0]} entries, wanted one for each of {heads} heads")
-    _check_dtype(name, tensor, (torch.float32,))
-    _check_last_axis(name, tensor)
+    check_dtype(name, tensor, (torch.float32,))
+    check_last_axis(name, tensor)
 
 
-def _check_rank(name: str, tensor: torch.Tensor, wanted: int) -> None:
+def check_rank(name: str, tensor: torch.Tensor, wanted: int) -> None:
+    """Refuse another number of axes."""
     if tensor.dim() != wanted:
         raise ValueError(f"{name} has {tensor.dim()} axes, wanted {wanted}")
 
 
-def _check_dtype(name: str, tensor: torch.Tensor, wanted: tuple[torch.dtype, ...]) -> None:
+def check_dtype(name: str, tensor: torch.Tensor, wanted: tuple[torch.dtype, ...]) -> None:
+    """Refuse a dtype that is none of those."""
     if tensor.dtype not in wanted:
         raise ValueError(f"{name} is {tensor.dtype}, wanted {' or '.join(map(str, wanted))}")
 
 
-def _check_last_axis(name: str, tensor: torch.Tensor) -> None:
+def check_last_axis(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a row whose elements do not lie side by side."""
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
         raise ValueError(f"{name} has stride {tensor.stride(-1)} on its last axis, wanted 1")
 

@@ -38,8 +38,9 @@ def write(
     Raises:
         ValueError: a shape or a dtype does not fit, or (on the CPU) a slot lies outside the pool; nothing was written.
     """
-    _check_write(k_pool, v_pool, k, v, slots)
-    _check_scales(k_pool, k_scale=k_scale, v_scale=v_scale)
+    check_write(k_pool, v_pool, k, v, slots)
+    check_slots(slots, num_slots=k_pool.shape[0] * k_pool.shape[2])
+    check_scales(k_pool, k_scale=k_scale, v_scale=v_scale)
     if k_pool.device.type == "cuda":
         from worker.kernels import block_ops_triton
 
@@ -153,10 +154,11 @@ def _check_buffer(planes: torch.Tensor, count: int, buffer: torch.Tensor) -> Non
         raise ValueError(f"buffer has strides {buffer.stride()}, wanted a contiguous one")
 
 
-def _check_write(
+def check_write(
     k_pool: torch.Tensor, v_pool: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    num_blocks, kv_heads, block_size, head_dim = k_pool.shape
+    """Refuse shapes, dtypes and devices of a `write` that do not fit one another; no value is read."""
+    _, kv_heads, _, head_dim = k_pool.shape
     wanted = (slots.shape[0], kv_heads, head_dim)
     for name, tensor in (("k", k), ("v", v)):
         if tensor.shape != wanted:
@@ -170,13 +172,18 @@ def _check_write(
             raise ValueError(f"{name} is on {tensor.device}, k_pool on {k_pool.device}")
     if slots.dtype != torch.int64:
         raise ValueError(f"slots is {slots.dtype}, wanted torch.int64")
+
+
+def check_slots(slots: torch.Tensor, *, num_slots: int) -> None:
+    """Refuse slots outside a pool of N * S; on a GPU, where reading them would stall the step, none."""
     if slots.device.type == "cpu" and slots.numel():
         lowest, highest = (x.item() for x in slots.aminmax())
-        if lowest < 0 or highest >= num_blocks * block_size:
-            raise ValueError(f"slots go from {lowest} to {highest}, the pool has {num_blocks * block_size}")
+        if lowest < 0 or highest >= num_slots:
+            raise ValueError(f"slots go from {lowest} to {highest}, the pool has {num_slots}")
 
 
-def _check_scales(k_pool: torch.Tensor, **scales: torch.Tensor | None) -> None:
+def check_scales(k_pool: torch.Tensor, **scales: torch.Tensor | None) -> None:
+    """Refuse scales that are not one float32 for each head of the pool [N, Hkv, S, D]."""
     wanted = (k_pool.shape[1],)
     for name, scale in scales.items():
         if scale is None:

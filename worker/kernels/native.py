@@ -7,7 +7,6 @@ contiguous tensors.
 import ctypes
 import struct
 from functools import cache
-from pathlib import Path
 from typing import Unpack
 
 import torch
@@ -16,13 +15,13 @@ from worker.kernels import native_build
 from worker.kernels.arguments import Option, Options, check_arguments, check_tensors
 from worker.kernels.native_build import Level, NativeUnavailable
 
-SOURCE = Path(__file__).parent / "native" / "paged_attention.cpp"
+SOURCE = native_build.SOURCES / "paged_attention.cpp"
 DTYPES = (torch.float32, torch.bfloat16)
 POOL_DTYPES = (*DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
+"""In the order of call.h's `Type`."""
 MAX_HEAD_DIM = 256
 
-_TYPES = {dtype: number for number, dtype in enumerate(POOL_DTYPES)}
-"""The numbers of the C++ file's `Type`."""
+POOL_TYPES = {dtype: number for number, dtype in enumerate(POOL_DTYPES)}
 _UNSOUND_BATCH, _OUT_OF_MEMORY = 1, 2
 
 
@@ -62,12 +61,6 @@ def load_level(level: Level) -> "NativeAttention":
     return NativeAttention(native_build.load(SOURCE, level))
 
 
-def build_all() -> None:
-    """Compile for every level of this architecture, as an image does that may run on any CPU of it."""
-    for level in native_build.levels():
-        native_build.build(SOURCE, level)
-
-
 class NativeAttention:
     """`worker.kernels.Attend` on float32 and bfloat16 queries, and pools of those or of 8 bits, in a CPU's memory."""
 
@@ -75,7 +68,7 @@ class NativeAttention:
         self._attend = library.octavo_paged_attention
         self._attend.argtypes = [ctypes.c_char_p]
         self._attend.restype = ctypes.c_int
-        self._parallel = _torch_threads()
+        self._parallel = native_build.openmp_parallel()
 
     def __call__(
         self,
@@ -114,14 +107,14 @@ class NativeAttention:
             block_size,
             num_blocks,
             q.dtype is torch.bfloat16,
-            _TYPES[k_pool.dtype],
+            POOL_TYPES[k_pool.dtype],
             options.get("window") or 0,
             torch.get_num_threads(),
             scale,
             options.get("soft_cap") or 0.0,
-            _address(options.get("sinks")),
-            _address(options.get("k_scale")),
-            _address(options.get("v_scale")),
+            address(options.get("sinks")),
+            address(options.get("k_scale")),
+            address(options.get("v_scale")),
             self._parallel,
         )
         outcome = self._attend(arguments)
@@ -133,7 +126,8 @@ class NativeAttention:
         return out
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def address(tensor: torch.Tensor | None) -> int:
+    """Where its first element lies; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -142,12 +136,3 @@ def _check_support(q: torch.Tensor, kv_dtype: torch.dtype, head_dim: int) -> Non
         raise ValueError(f"q is on {q.device}, the native code wants the CPU")
     if (reason := supports(q.dtype, kv_dtype, head_dim)) is not None:
         raise ValueError(f"the native code got {reason}")
-
-
-def _torch_threads() -> int:
-    """GOMP_parallel of the OpenMP runtime that torch runs on: its threads do our work too, so no pool fights another.
-
-    0 where torch runs on something else; the native code then stays on the calling thread.
-    """
-    start = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    return (start and ctypes.cast(start, ctypes.c_void_p).value) or 0

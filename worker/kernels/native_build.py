@@ -41,6 +41,8 @@ PLAIN = Level("plain")
 X86_LEVELS = (Level("avx512", _AVX512, ("-mprefer-vector-width=512",)), Level("avx2", _AVX2), PLAIN)
 """The best first. Other architectures have the plain level only, which is NEON on aarch64."""
 
+SOURCES = Path(__file__).parent / "native"
+"""The package's C++ files, and the headers that they share."""
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -114,6 +116,27 @@ def build(source: Path, level: Level, *, cache: Path | None = None, compilers: S
     if not target.exists():
         _compile(source, target, flags, compilers)
     return target
+
+
+def build_all() -> None:
+    """Compile every file for every level of this architecture, as an image does that may run on any CPU of it.
+
+    Raises:
+        NativeUnavailable: no compiler, it fails, or the cache cannot be written.
+    """
+    for source in sorted(SOURCES.glob("*.cpp")):
+        for level in levels():
+            build(source, level)
+
+
+def openmp_parallel() -> int:
+    """The address of GOMP_parallel of the OpenMP runtime that torch runs on: its threads do our work too.
+
+    So no pool of threads fights another. 0 where torch runs on something else; native code then stays on the calling
+    thread.
+    """
+    start = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
+    return (start and ctypes.cast(start, ctypes.c_void_p).value) or 0
 
 
 def _user_cache() -> Path:

@@ -9,6 +9,7 @@ import torch
 
 from bench import kernels
 from bench.kernel_rivals import Batch, Case, paged, rivals
+from bench.kernel_small_ops import SmallCase
 
 CPU = torch.device("cpu")
 DECODE = Case(sequences=3, history=31, new=1, heads=6, kv_heads=2, head_dim=32)
@@ -52,6 +53,19 @@ def test_the_lines_of_a_case_name_it_and_give_the_ratio_of_turns() -> None:
     assert (versus["name"], versus["unit"], versus["turns"]) == ("decode_vs_contiguous_fp32_b3", "ratio", 9)
 
 
+def test_the_small_operations_of_a_step_have_their_lines() -> None:
+    step = SmallCase(tokens=2, dtype=torch.bfloat16, layers=2)
+
+    lines = list(kernels.measure_small(step, seconds=0))
+
+    assert [line["name"] for line in lines] == [
+        "norm_vs_torch_bf16_t2",
+        "rope_write_vs_torch_bf16_t2",
+        "silu_mul_vs_torch_bf16_t2",
+    ]
+    assert all({"value", "native_us", "torch_us"} <= set(line) for line in lines)
+
+
 def test_a_ratio_is_the_median_of_turns_that_were_disturbed_together() -> None:
     times = {"paged": [1.0, 50.0, 1.0], "gather_sdpa": [2.0, 100.0, 1.0]}
 
@@ -60,9 +74,11 @@ def test_a_ratio_is_the_median_of_turns_that_were_disturbed_together() -> None:
 
 def test_every_figure_that_is_promised_has_a_case() -> None:
     names = [kernels.name_of(case) for case in kernels.cases(CPU)]
+    steps = {kernels.small_name_of(case) for case in kernels.small_cases()}
 
     assert len(set(names)) == len(names)
     assert {f"{dtype}_{size}" for dtype in ("fp32", "bf16") for size in ("b32", "b8", "b1", "h0", "h512")} <= set(names)
+    assert steps == {"fp32_t1", "fp32_t32", "bf16_t1", "bf16_t32"}
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Building the native code: once, by several at a time, not at all; and which implementation a worker gets."""
 
+import itertools
 import json
 import logging
 import multiprocessing
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from tests.support.paged_batch import make_batch
-from worker.kernels import choose, native, native_build, reference, torch_cpu
+from worker.kernels import choose, native, native_build, native_small_ops, reference, torch_cpu
 from worker.kernels.native_build import Level, NativeUnavailable
 
 CPU = torch.device("cpu")
@@ -144,10 +145,11 @@ def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, source: Path
 
 @needs_compiler
 @pytest.mark.parametrize("level", native_build.levels(), ids=lambda level: level.name)
-def test_the_package_compiles_without_a_warning(level: Level) -> None:
+@pytest.mark.parametrize("file", sorted(native_build.SOURCES.glob("*.cpp")), ids=lambda file: file.stem)
+def test_the_package_compiles_without_a_warning(file: Path, level: Level) -> None:
     flags = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only", *native_build.FLAGS, *level.flags]
 
-    done = subprocess.run([_compiler(), *flags, str(native.SOURCE)], capture_output=True, text=True, check=False)
+    done = subprocess.run([_compiler(), *flags, str(file)], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
 
@@ -158,6 +160,14 @@ def test_every_level_has_a_file_of_its_own(tmp_path: Path, source: Path) -> None
 
     assert len(files) == len(native_build.levels())
     assert {path.name for path in (tmp_path / "cache").iterdir()} == files
+
+
+@needs_compiler
+def test_an_image_holds_every_file_of_the_package_for_every_level() -> None:
+    native_build.build_all()
+
+    for module, level in itertools.product((native, native_small_ops), native_build.levels()):
+        assert native_build.build(module.SOURCE, level, compilers=[]).exists(), "found without a compiler"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ constexpr float kLog2E = 1.44269504f;
 constexpr float kNothing = -INFINITY;  // the score of a position that is not visible
 constexpr float kLowest = -1e30f;      // where a peak starts: finite, so that nothing but kNothing still fades by 1
 
+// What a pool holds, by the numbers of `POOL_TYPES` in native.py.
+enum Type { kFloat32 = 0, kBFloat16 = 1, kE4M3 = 2, kE5M2 = 3 };
+
 template <typename T>
 struct Pool {
   const T* data;

@@ -124,7 +124,6 @@ struct OctavoAttention {
 namespace octavo {
 
 enum Outcome { kDone = 0, kUnsoundBatch = 1, kOutOfMemory = 2 };
-enum Type { kFloat32 = 0, kBFloat16 = 1, kE4M3 = 2, kE5M2 = 3 };
 
 template <typename KV>
 Outcome attend_to(const OctavoAttention& a) {

@@ -121,6 +121,34 @@ inline BFloat16 to_bfloat16(float x) {
   return {static_cast<uint16_t>(x == x ? rounded : (bits >> 16) | 0x40)};
 }
 
+inline void store(BFloat16* to, Floats x) {
+  const Words bits = same_bits<Words>(x);
+  const Words rounded = x == x ? bits + 0x7FFF + ((bits >> 16) & 1) : bits | 0x400000;
+  const Halves upper = __builtin_convertvector(rounded >> 16, Halves);
+  std::memcpy(to, &upper, sizeof upper);
+}
+
+// The nearest number of eight bits, ties to even, and the largest for what lies beyond; a NaN stays one.
+template <int kFraction, int kBias>
+inline void store_eight_bits(void* to, Floats x, float largest) {
+  const Words bits = same_bits<Words>(x), sign = bits >> 24 & 0x80;
+  const Floats size = same_bits<Floats>(bits & 0x7FFFFFFF);
+  const Floats kept = size > largest ? splat(largest) : size;
+  constexpr int kShift = 23 - kFraction;
+  const Words wide = same_bits<Words>(kept) - (uint32_t{127 - kBias} << 23);
+  const Words normal = (wide + (1u << (kShift - 1)) - 1 + (wide >> kShift & 1)) >> kShift;
+  // Added to the power of two whose last place is the smallest subnormal, the sum rounds where it has to.
+  const Words power = Words{} + (uint32_t{127 + 24 - kBias - kFraction} << 23);
+  const Words subnormal = same_bits<Words>(kept + same_bits<Floats>(power)) - power;
+  const Words least = Words{} + (uint32_t{128 - kBias} << 23);  // of those with a leading 1
+  const Words rounded = kept < same_bits<Floats>(least) ? subnormal : normal;
+  const Bytes bytes = __builtin_convertvector((x == x ? rounded : Words{} + 0x7F) | sign, Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+inline void store(E5M2* to, Floats x) { store_eight_bits<2, 15>(to, x, 57344.0f); }
+inline void store(E4M3* to, Floats x) { store_eight_bits<3, 7>(to, x, 448.0f); }
+
 template <int... kLane>
 inline Floats pick(Floats a, Floats b, std::integer_sequence<int, kLane...>) {
 #if defined(__clang__) || __GNUC__ >= 12

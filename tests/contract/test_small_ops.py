@@ -1,0 +1,372 @@
+"""One suite for every implementation of `worker.kernels.small_ops.SmallOps`, held to float64 and to transformers."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from worker.kernels import block_ops, native_small_ops
+from worker.kernels.native_build import Level, NativeUnavailable, usable_levels
+from worker.kernels.small_ops import SmallOps, TorchSmallOps, choose
+
+EPS = 1e-5
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+POOL_TOLERANCES = {**TOLERANCES, torch.float8_e4m3fn: 6e-2, torch.float8_e5m2: 1.2e-1}
+"""A pool of 8 bits loses what its fraction of 3 or 2 bits cannot hold."""
+EXAMPLES = 100
+dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+pool_dtypes = pytest.mark.parametrize("kv_dtype", POOL_TOLERANCES, ids=str)
+
+
+def _native(level: Level) -> SmallOps:
+    try:
+        return native_small_ops.load_level(level)
+    except NativeUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+
+
+IMPLEMENTATIONS: dict[str, Callable[[], SmallOps]] = {
+    "torch": TorchSmallOps,
+    **{f"native {level.name}": lambda level=level: _native(level) for level in usable_levels()},
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, scope="module")
+def ops(request: pytest.FixtureRequest) -> SmallOps:
+    return IMPLEMENTATIONS[request.param]()
+
+
+def _error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Their distance, as a share of what was wanted; of no numbers, none."""
+    wanted = wanted.double()
+    return ((got.double() - wanted).norm() / wanted.norm().clamp_min(1e-30)).item()
+
+
+def _random(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers, in rows that are part of longer ones: as a packed projection's parts are."""
+    whole = torch.randn(*shape[:-1], shape[-1] + 3, generator=torch.Generator().manual_seed(seed))
+    return whole.to(dtype)[..., 1:-2]
+
+
+class Turn:
+    """The arguments of a `rope_write`: pools that hold NaN, scattered slots, angles that no two positions share."""
+
+    def __init__(
+        self,
+        tokens: int,
+        *,
+        heads: int = 6,
+        kv_heads: int = 2,
+        dim: int = 32,
+        block_size: int = 4,
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        packed = _random(seed, tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+        self.q, self.k, self.v = packed.split([heads, kv_heads, kv_heads], dim=1)
+        angles = torch.rand(tokens + 50, dim // 2, generator=generator) * 7
+        self.cos, self.sin = (torch.cat((table, table), dim=-1) for table in (angles.cos(), angles.sin()))
+        self.positions = torch.randint(tokens + 50, (tokens,), generator=generator)
+        blocks = tokens // block_size + 2
+        interleaved = torch.full((blocks, block_size, kv_heads, 2, dim), float("nan")).to(kv_dtype)
+        self.k_pool, self.v_pool = interleaved.permute(3, 0, 2, 1, 4)  # [N, Hkv, S, D] each, nothing contiguous
+        self.slots = torch.randperm(blocks * block_size, generator=generator)[:tokens]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def held(self, pool: torch.Tensor) -> torch.Tensor:
+        """What lies in the slots that were written: [T, Hkv, D], float64."""
+        return pool.transpose(1, 2).flatten(0, 1).double()[self.slots]
+
+    def wanted(self, x: torch.Tensor) -> torch.Tensor:
+        """transformers' own rotation of x [T, H, D], in float64."""
+        cos, sin = (table[self.positions].double()[None] for table in (self.cos, self.sin))
+        rotated, _ = apply_rotary_pos_emb(x.double()[None], x.double()[None], cos, sin, unsqueeze_dim=2)
+        return rotated[0]
+
+
+@dtypes
+@settings(max_examples=EXAMPLES)
+@given(tokens=st.integers(1, 40), width=st.integers(1, 300), seed=st.integers(0, 2**32), summed=st.booleans())
+def test_a_norm_is_that_of_transformers(
+    ops: SmallOps, dtype: torch.dtype, tokens: int, width: int, seed: int, summed: bool
+) -> None:
+    x, weight = _random(seed, tokens, width, dtype=dtype), _random(seed + 1, width, dtype=dtype)
+    residual = _random(seed + 2, tokens, width, dtype=dtype) if summed else None
+    total = x if residual is None else residual + x
+    module = LlamaRMSNorm(width, EPS)
+    module.weight.data = weight
+
+    out = ops.rms_norm(x, weight, EPS, residual=residual)
+
+    wide = total.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    assert _error(out, exact) < TOLERANCES[dtype]
+    assert _error(out, module(total)) < TOLERANCES[dtype]
+    assert residual is None or torch.equal(residual, total)
+
+
+@dtypes
+@pytest.mark.parametrize("dim", [32, 50, 80, 128, 256])
+def test_heads_are_normed_each_by_itself(ops: SmallOps, dtype: torch.dtype, dim: int) -> None:
+    x, weight = _random(1, 5, 3, dim, dtype=dtype), _random(2, dim, dtype=dtype)
+
+    out = ops.rms_norm(x, weight, EPS)
+
+    rows = [ops.rms_norm(x[:, h], weight, EPS) for h in range(3)]
+    assert _error(out, torch.stack(rows, dim=1)) < TOLERANCES[dtype]
+    assert out.is_contiguous()
+
+
+@dtypes
+@settings(max_examples=EXAMPLES)
+@given(
+    tokens=st.integers(1, 40),
+    half=st.integers(16, 128),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4),
+    block_size=st.sampled_from([1, 4, 16, 256]),
+    kv_dtype=st.sampled_from(list(POOL_TOLERANCES)),
+    seed=st.integers(0, 2**32),
+)
+def test_queries_and_keys_turn_as_in_transformers_and_land_in_their_slots(
+    ops: SmallOps,
+    dtype: torch.dtype,
+    tokens: int,
+    half: int,
+    kv_heads: int,
+    group: int,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """S56: whatever no position owns holds NaN before and after, and none of it comes out."""
+    sizes = {"heads": group * kv_heads, "kv_heads": kv_heads, "dim": 2 * half, "block_size": block_size}
+    turn = Turn(tokens, dtype=dtype, kv_dtype=kv_dtype, seed=seed, **sizes)
+
+    out = ops.rope_write(**turn.arguments)
+
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    assert _error(out, turn.wanted(turn.q)) < TOLERANCES[dtype]
+    assert _error(turn.held(turn.k_pool), turn.wanted(turn.k)) < POOL_TOLERANCES[kv_dtype]
+    assert torch.equal(turn.held(turn.v_pool), block_ops.stored(turn.v, kv_dtype, None).double())
+    for pool in (turn.k_pool, turn.v_pool):
+        assert pool.float().isnan().sum() == pool.numel() - turn.k.numel()
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_keys_and_values_are_divided_by_the_scales_of_their_heads(ops: SmallOps, kv_dtype: torch.dtype) -> None:
+    turn = Turn(9, kv_dtype=kv_dtype)
+    scales = {"k_scale": torch.tensor([0.01, 3.0]), "v_scale": torch.tensor([0.5, 0.003])}
+
+    ops.rope_write(**turn.arguments, **scales)
+
+    keys = turn.held(turn.k_pool) * scales["k_scale"].double()[:, None]
+    assert _error(keys, turn.wanted(turn.k)) < POOL_TOLERANCES[kv_dtype]
+    assert torch.equal(turn.held(turn.v_pool), block_ops.stored(turn.v, kv_dtype, scales["v_scale"]).double())
+
+
+@pool_dtypes
+def test_a_pool_gets_the_nearest_number_torch_knows(ops: SmallOps, kv_dtype: torch.dtype) -> None:
+    """Every number of 8 bits and every bfloat16, the middles between two, and both neighbours of each of these."""
+    numbers = torch.arange(256, dtype=torch.uint8)
+    eights = [numbers.view(dtype).float() for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).float()
+    exact = torch.cat([*eights, halves[halves.isfinite()], torch.tensor([torch.inf, -torch.inf, torch.nan])])
+    finite = exact[exact.isfinite()].unique()
+    exact = torch.cat([exact, (finite[1:] + finite[:-1]) / 2])
+    near = [exact, *(torch.nextafter(exact, torch.tensor(end)) for end in (torch.inf, -torch.inf))]
+    values = torch.cat(near)
+    values = torch.nn.functional.pad(values, (0, -len(values) % 64)).reshape(-1, 1, 64)
+    turn = Turn(len(values), heads=1, kv_heads=1, dim=64, kv_dtype=kv_dtype)
+    turn.v = values
+
+    ops.rope_write(**turn.arguments)
+
+    wanted = block_ops.stored(values, kv_dtype, None).double()
+    torch.testing.assert_close(turn.held(turn.v_pool), wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@dtypes
+@settings(max_examples=EXAMPLES)
+@given(tokens=st.integers(1, 40), width=st.integers(1, 300), seed=st.integers(0, 2**32))
+def test_a_gate_is_that_of_transformers(ops: SmallOps, dtype: torch.dtype, tokens: int, width: int, seed: int) -> None:
+    gate, up = _random(seed, tokens, width, dtype=dtype) * 10, _random(seed + 1, tokens, width, dtype=dtype)
+
+    out = ops.silu_mul(gate, up)
+
+    wide = gate.double()
+    assert out.dtype == dtype
+    assert out.is_contiguous()
+    assert _error(out, wide / (1 + (-wide).exp()) * up.double()) < TOLERANCES[dtype]
+    assert _error(out, ACT2FN["silu"](gate) * up) < TOLERANCES[dtype]
+
+
+def test_the_ends_of_a_gate_are_those_of_torch(ops: SmallOps) -> None:
+    gate = torch.tensor([[0.0, -0.0, 1e-30, 200.0, -200.0, 1e38, -1e38, torch.inf, torch.nan, 88.0, -88.0]])
+
+    out = ops.silu_mul(gate, torch.ones_like(gate))
+
+    torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True)
+
+
+@dtypes
+def test_a_row_gets_the_same_bits_in_any_company_and_on_any_threads(
+    ops: SmallOps, dtype: torch.dtype, threads: Callable[[int], None]
+) -> None:
+    """S55: alone on one thread, or among enough others that several threads share the rows."""
+    tokens, dim = 80, 96
+    x, gate, up = (_random(i, tokens, 4 * 299, dtype=dtype) for i in range(3))
+    turn, alone = (Turn(tokens, heads=9, kv_heads=3, dim=dim, dtype=dtype, kv_dtype=dtype) for _ in range(2))
+
+    threads(2)
+    together = [ops.rms_norm(x, gate[0], EPS), ops.silu_mul(gate, up), ops.rope_write(**turn.arguments)]
+
+    threads(1)
+    for t in (0, 1, 42, tokens - 1):
+        row = slice(t, t + 1)
+        one = {name: getattr(alone, name)[row] for name in ("q", "k", "v", "positions", "slots")}
+        singly = [
+            ops.rms_norm(x[row], gate[0], EPS),
+            ops.silu_mul(gate[row], up[row]),
+            ops.rope_write(**(alone.arguments | one)),
+        ]
+        assert all(torch.equal(a[row], b) for a, b in zip(together, singly, strict=True))
+        assert torch.equal(turn.held(turn.k_pool)[t], alone.held(alone.k_pool)[t])
+
+
+def test_the_fastest_that_takes_the_call_is_chosen_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    cpu, bf16 = torch.device("cpu"), torch.bfloat16
+
+    with caplog.at_level(logging.INFO, logger="octavo.worker"):
+        chosen = [
+            choose(device=cpu, dtype=bf16, kv_dtype=torch.float8_e5m2),
+            choose(device=cpu, dtype=torch.float16),
+            choose(device=cpu, dtype=bf16, kv_dtype=torch.float16),
+            choose(device=torch.device("meta"), dtype=bf16),
+        ]
+
+    reasons = [record.__dict__["reason"] for record in caplog.records]
+    assert [isinstance(ops, TorchSmallOps) for ops in chosen[1:]] == [True, True, True]
+    assert reasons[1] == "slower than native: activations of torch.float16; it takes torch.float32, torch.bfloat16"
+    assert reasons[2].startswith("slower than native: a pool of torch.float16; it takes torch.float32, ")
+    assert reasons[3] == "nothing else is written for meta"
+    assert isinstance(chosen[0], native_small_ops.NativeSmallOps) == reasons[0].startswith("compiled for ")
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(2, 8, dtype=torch.float16), "the native code got activations of torch.float16"),
+        (torch.zeros(2, 8, device="meta"), "on meta, the native code wants the CPU"),
+    ],
+    ids=["dtype", "device"],
+)
+@pytest.mark.parametrize("level", usable_levels(), ids=lambda level: level.name)
+def test_tensors_that_the_native_code_cannot_read_are_refused(level: Level, x: torch.Tensor, message: str) -> None:
+    ops = _native(level)
+
+    with pytest.raises(ValueError, match=message):
+        ops.rms_norm(x, x[0], EPS)
+    with pytest.raises(ValueError, match=message):
+        ops.silu_mul(x, x)
+
+
+def test_no_rows_make_no_rows(ops: SmallOps) -> None:
+    nothing = torch.empty(0, 32)
+
+    assert ops.rms_norm(nothing, torch.ones(32), EPS).shape == (0, 32)
+    assert ops.silu_mul(nothing, nothing).shape == (0, 32)
+    assert ops.rope_write(**Turn(0).arguments).shape == (0, 6, 32)
+
+
+ROW, LINE = torch.zeros(2, 8), torch.zeros(8)
+STEPPED = torch.zeros(2, 16)[:, ::2]
+BAD_NORMS = {
+    "axes": ({"x": LINE}, "x has 1 axes, wanted 2 or 3"),
+    "dtype": ({"x": ROW.double()}, "x is torch.float64, wanted torch.float32 or torch.bfloat16 or torch.float16"),
+    "stride": ({"x": STEPPED}, "x has stride 2 on its last axis, wanted 1"),
+    "weight": ({"weight": torch.zeros(9)}, r"weight is \[9\], wanted \[8\]"),
+    "weight dtype": ({"weight": LINE.bfloat16()}, "weight is torch.bfloat16 on cpu, x torch.float32 on cpu"),
+    "residual": ({"residual": ROW[:1]}, r"residual is \[1, 8\], wanted \[2, 8\]"),
+    "residual stride": ({"residual": STEPPED}, "residual has stride 2 on its last axis, wanted 1"),
+    "residual device": ({"residual": ROW.to("meta")}, "residual is torch.float32 on meta, x torch.float32 on cpu"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD_NORMS.values(), ids=BAD_NORMS)
+def test_a_norm_of_what_does_not_fit_is_refused(ops: SmallOps, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.rms_norm(**({"x": ROW, "weight": LINE, "eps": EPS} | changed))
+
+
+BAD_GATES = {
+    "axes": ({"gate": LINE}, "gate has 1 axes, wanted 2"),
+    "dtype": ({"gate": ROW.int()}, "gate is torch.int32, wanted torch.float32"),
+    "stride": ({"gate": STEPPED}, "gate has stride 2 on its last axis, wanted 1"),
+    "up": ({"up": ROW[:, :7]}, r"up is \[2, 7\], wanted \[2, 8\]"),
+    "up dtype": ({"up": ROW.bfloat16()}, "up is torch.bfloat16 on cpu, gate torch.float32 on cpu"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD_GATES.values(), ids=BAD_GATES)
+def test_a_gate_that_does_not_fit_is_refused(ops: SmallOps, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ops.silu_mul(**({"gate": ROW, "up": ROW} | changed))
+
+
+LONGS = torch.zeros(5, dtype=torch.int64)
+BAD_TURNS = {
+    "q axes": ("q", lambda x: x[0], "q has 2 axes, wanted 3"),
+    "q dtype": ("q", torch.Tensor.double, "q is torch.float64, wanted"),
+    "q dim": ("q", lambda x: x[:, :, :31], "q has heads of 31 elements, which do not make two halves"),
+    "q heads": ("q", lambda x: x[:, :5], "q has 5 heads, no multiple of k_pool's 2"),
+    "q stride": ("q", lambda x: x.mT.contiguous().mT, "q has stride 6 on its last axis, wanted 1"),
+    "k": ("k", lambda x: x[:4], r"k is \[4, 2, 32\], wanted \[5, 2, 32\]"),
+    "k dtype": ("k", torch.Tensor.bfloat16, "k is torch.bfloat16 on cpu, q torch.float32 on cpu"),
+    "v stride": ("v", lambda x: x.mT.contiguous().mT, "v has stride 2 on its last axis, wanted 1"),
+    "cos axes": ("cos", lambda x: x[None], "cos has 3 axes, wanted 2"),
+    "cos dtype": ("cos", torch.Tensor.bfloat16, "cos is torch.bfloat16, wanted torch.float32"),
+    "cos rows": ("cos", lambda x: x[:, :16], "cos has rows of 16, wanted 32, the elements of a head"),
+    "cos device": ("cos", lambda x: x.to("meta"), "sin is torch.float32 on cpu, cos torch.float32 on meta"),
+    "sin": ("sin", lambda x: x[:9], r"sin is \[9, 32\], wanted \[55, 32\]"),
+    "positions dtype": ("positions", torch.Tensor.int, "positions is torch.int32, wanted torch.int64"),
+    "positions": ("positions", lambda x: x[:4], "positions has 4 entries, wanted 5, the rows of q"),
+    "far position": ("positions", lambda _: LONGS + 55, "positions go from 55 to 55, cos and sin have 55"),
+    "negative position": ("positions", lambda _: LONGS - 1, "positions go from -1 to -1, cos and sin have 55"),
+    "slots": ("slots", lambda x: x[:4], "slots has 4 entries, wanted 5, the rows of q"),
+    "slots dtype": ("slots", torch.Tensor.int, "slots is torch.int32, wanted torch.int64"),
+    "slots device": ("slots", lambda x: x.to("meta"), "slots is on meta, k_pool on cpu"),
+    "far slot": ("slots", lambda x: x.clone().fill_(12), "slots go from 12 to 12, the pool has 12"),
+    "negative slot": ("slots", lambda x: x.clone().fill_(-1), "slots go from -1 to -1, the pool has 12"),
+    "pool axes": ("k_pool", lambda x: x[0], "k_pool has 3 axes, wanted 4"),
+    "pool dtype": ("k_pool", torch.Tensor.int, "k_pool is torch.int32, wanted"),
+    "v_pool": ("v_pool", lambda x: x[:2], r"v_pool is \[2, 2, 4, 32\] of torch.float32, k_pool \[3, 2, 4, 32\]"),
+    "k_scale": ("k_scale", lambda _: torch.ones(3), r"k_scale is \[3\] of torch.float32 on cpu, wanted \[2\]"),
+}
+
+
+@pytest.mark.parametrize(("name", "change", "message"), BAD_TURNS.values(), ids=BAD_TURNS)
+def test_a_turn_of_what_does_not_fit_is_refused_and_writes_nothing(
+    ops: SmallOps, name: str, change: Callable[[Any], torch.Tensor], message: str
+) -> None:
+    turn = Turn(5)
+
+    with pytest.raises(ValueError, match=message):
+        ops.rope_write(**(turn.arguments | {name: change(turn.arguments.get(name))}))
+
+    assert turn.k_pool.isnan().all()
+    assert turn.v_pool.isnan().all()

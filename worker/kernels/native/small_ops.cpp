@@ -1,0 +1,214 @@
+// What stands between the matrix products of a Llama layer, each in one pass over its rows: RMS norm with the residual's
+// addition, rotary embedding with the write of keys and values into their slots, SiLU(gate) * up.
+//
+// Letters as in worker/kernels/__init__.py; F and E are widths of rows. Activations are float32 or bfloat16.
+//
+// Invariants:
+//   - All arithmetic is float32; what is stored is rounded once, to the type that it is stored as.
+//   - No sum crosses rows, and an element's place in its row alone decides how it is computed: neither company nor the
+//     number of threads changes a bit.
+//   - Every position and every slot is checked before the first of them is followed; a call that is refused wrote nothing.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "call.h"
+#include "vectors.h"
+
+namespace octavo {
+
+// The elements of a row, a vector at a time: body(i, count) with a constant kWidth, and once with what is left.
+template <typename Body>
+inline void for_vectors(int elements, const Body& body) {
+  int i = 0;
+  for (; i + kWidth <= elements; i += kWidth) body(i, std::integral_constant<int, kWidth>{});
+  if (i < elements) body(i, elements - i);
+}
+
+template <typename T>
+inline Floats load(const T* from, std::integral_constant<int, kWidth>) {
+  return load(from);
+}
+
+template <typename T>
+inline Floats load(const T* from, int count) {
+  T padded[kWidth] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return load(padded);
+}
+
+template <typename T>
+inline void store(T* to, Floats x, std::integral_constant<int, kWidth>) {
+  store(to, x);
+}
+
+template <typename T>
+inline void store(T* to, Floats x, int count) {
+  T padded[kWidth];
+  store(padded, x);
+  std::memcpy(to, padded, count * sizeof(T));
+}
+
+// Runs body(row) for every row. A thread takes rows of about kShare elements at a time: what is less than that is done
+// before another thread would have woken up.
+constexpr int kShare = 16384;
+
+template <typename Body>
+void for_rows(const Threads& threads, int rows, int elements, const Body& body) {
+  const int share = std::max(1, kShare / std::max(1, elements));
+  for_each(threads, (rows + share - 1) / share, [&](int i, int) {
+    for (int row = i * share; row < std::min(rows, (i + 1) * share); row++) body(row);
+  });
+}
+
+// The arguments of the exported functions, in step with native_small_ops.py. Strides in elements.
+struct Norm {
+  const void* x;   // [T, H, E]
+  void* residual;  // [T, H, E], or null; becomes the sum
+  const void* weight;
+  void* out;  // [T, H, E], contiguous
+  int64_t x_strides[2], residual_strides[2];
+  Parallel parallel;
+  int32_t tokens, heads, elements, is_bfloat16, threads;
+  float eps;
+};
+
+struct Rope {
+  const void *q, *k, *v;  // [T, Hq, D], [T, Hkv, D]
+  void* out;              // [T, Hq, D], contiguous
+  const float *cos, *sin;             // [P, D]
+  const int64_t *positions, *slots;   // [T]
+  void *k_pool, *v_pool;              // [N, Hkv, S, D]
+  const float *k_scale, *v_scale;     // [Hkv], or null
+  Parallel parallel;
+  int64_t q_strides[2], k_strides[2], v_strides[2];  // token, head
+  int64_t k_pool_strides[3], v_pool_strides[3];      // block, head, slot
+  int64_t cos_stride, sin_stride;
+  int64_t table_positions, pool_slots;
+  int32_t tokens, heads, kv_heads, dim, block_size, is_bfloat16, kv_type, threads;
+};
+
+struct Gated {
+  const void *gate, *up;  // [T, F]
+  void* out;              // [T, F], contiguous
+  int64_t gate_stride, up_stride;
+  Parallel parallel;
+  int32_t tokens, elements, is_bfloat16, threads;
+};
+
+template <typename X>
+void normalise(const Norm& a) {
+  const X* weight = static_cast<const X*>(a.weight);
+  for_rows({a.parallel, a.threads}, a.tokens * a.heads, a.elements, [&](int row) {
+    const int64_t token = row / a.heads, head = row % a.heads;
+    const X* x = static_cast<const X*>(a.x) + token * a.x_strides[0] + head * a.x_strides[1];
+    if (a.residual) {
+      X* sum = static_cast<X*>(a.residual) + token * a.residual_strides[0] + head * a.residual_strides[1];
+      for_vectors(a.elements, [&](int i, auto n) { store(sum + i, load(sum + i, n) + load(x + i, n), n); });
+      x = sum;  // as it was rounded: the norm is that of the residual which the next layer gets
+    }
+    Floats squares{};
+    for_vectors(a.elements, [&](int i, auto n) {
+      const Floats part = load(x + i, n);
+      squares += part * part;
+    });
+    const float factor = 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(a.elements) + a.eps);
+    X* out = static_cast<X*>(a.out) + static_cast<int64_t>(row) * a.elements;
+    for_vectors(a.elements, [&](int i, auto n) { store(out + i, load(x + i, n) * factor * load(weight + i, n), n); });
+  });
+}
+
+// A float8 pool holds a head's keys and values divided by the head's scale; 1 where there is none.
+inline float scale_of(const float* scales, int head) { return scales ? scales[head] : 1.0f; }
+inline Floats divided(Floats x, float scale) { return scale == 1.0f ? x : x / scale; }
+
+// The second half of a head turns against the first, as in transformers' Llama.
+template <typename X, typename To>
+inline void rotate(const X* x, const float* cos, const float* sin, int dim, float scale, To* to) {
+  const int half = dim / 2;
+  for_vectors(half, [&](int i, auto n) {
+    const int j = half + i;
+    const Floats a = load(x + i, n), b = load(x + j, n);
+    store(to + i, divided(a * load(cos + i, n) - b * load(sin + i, n), scale), n);
+    store(to + j, divided(b * load(cos + j, n) + a * load(sin + j, n), scale), n);
+  });
+}
+
+template <typename X, typename KV>
+void rope_and_write(const Rope& a) {
+  const auto head_of = [](const void* data, const int64_t* strides, int64_t token, int64_t head) {
+    return static_cast<const X*>(data) + token * strides[0] + head * strides[1];
+  };
+  const auto slot_of = [&](void* data, const int64_t* strides, int64_t slot, int64_t head) {
+    const int64_t block = slot / a.block_size, offset = slot % a.block_size;
+    return static_cast<KV*>(data) + block * strides[0] + head * strides[1] + offset * strides[2];
+  };
+  for_rows({a.parallel, a.threads}, a.tokens, (a.heads + 2 * a.kv_heads) * a.dim, [&](int token) {
+    const float *cos = a.cos + a.positions[token] * a.cos_stride, *sin = a.sin + a.positions[token] * a.sin_stride;
+    X* out = static_cast<X*>(a.out) + static_cast<int64_t>(token) * a.heads * a.dim;
+    for (int h = 0; h < a.heads; h++) rotate(head_of(a.q, a.q_strides, token, h), cos, sin, a.dim, 1.0f, out + h * a.dim);
+    for (int h = 0; h < a.kv_heads; h++) {
+      KV* key = slot_of(a.k_pool, a.k_pool_strides, a.slots[token], h);
+      rotate(head_of(a.k, a.k_strides, token, h), cos, sin, a.dim, scale_of(a.k_scale, h), key);
+      const X* value = head_of(a.v, a.v_strides, token, h);
+      KV* to = slot_of(a.v_pool, a.v_pool_strides, a.slots[token], h);
+      const float scale = scale_of(a.v_scale, h);
+      for_vectors(a.dim, [&](int i, auto n) { store(to + i, divided(load(value + i, n), scale), n); });
+    }
+  });
+}
+
+bool sound(const Rope& a) {
+  for (int i = 0; i < a.tokens; i++) {
+    if (a.positions[i] < 0 || a.positions[i] >= a.table_positions) return false;
+    if (a.slots[i] < 0 || a.slots[i] >= a.pool_slots) return false;
+  }
+  return true;
+}
+
+template <typename X>
+void rope_into(const Rope& a) {
+  switch (a.kv_type) {
+    case kBFloat16: return rope_and_write<X, BFloat16>(a);
+    case kE4M3: return rope_and_write<X, E4M3>(a);
+    case kE5M2: return rope_and_write<X, E5M2>(a);
+    default: return rope_and_write<X, float>(a);
+  }
+}
+
+// x / (1 + e^-x), by way of e^-|x|, which cannot overflow.
+inline Floats silu(Floats x) {
+  const Floats e = exp2_of((x < 0.0f ? x : -x) * kLog2E);
+  return x * (x < 0.0f ? e : splat(1.0f)) / (1.0f + e);
+}
+
+template <typename X>
+void gate_with(const Gated& a) {
+  for_rows({a.parallel, a.threads}, a.tokens, a.elements, [&](int row) {
+    const X* gate = static_cast<const X*>(a.gate) + row * a.gate_stride;
+    const X* up = static_cast<const X*>(a.up) + row * a.up_stride;
+    X* out = static_cast<X*>(a.out) + static_cast<int64_t>(row) * a.elements;
+    for_vectors(a.elements, [&](int i, auto n) { store(out + i, silu(load(gate + i, n)) * load(up + i, n), n); });
+  });
+}
+
+}  // namespace octavo
+
+#define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
+
+OCTAVO_EXPORT void octavo_rms_norm(const octavo::Norm* a) {
+  a->is_bfloat16 ? octavo::normalise<octavo::BFloat16>(*a) : octavo::normalise<float>(*a);
+}
+
+// Whether all positions and slots exist; nothing was written where one does not. D is even (the caller checks).
+OCTAVO_EXPORT int octavo_rope_write(const octavo::Rope* a) {
+  if (!octavo::sound(*a)) return 0;
+  a->is_bfloat16 ? octavo::rope_into<octavo::BFloat16>(*a) : octavo::rope_into<float>(*a);
+  return 1;
+}
+
+OCTAVO_EXPORT void octavo_silu_mul(const octavo::Gated* a) {
+  a->is_bfloat16 ? octavo::gate_with<octavo::BFloat16>(*a) : octavo::gate_with<float>(*a);
+}
