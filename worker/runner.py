@@ -44,6 +44,10 @@ class RunnerOptions:
     deterministic: bool = False
     """Compute each sequence in the same way, to the bit, whatever runs beside it."""
 
+    def shares_prefixes_on(self, device: torch.device) -> bool:
+        """Whether decodes read common blocks once for all. On a CPU its caches do as much."""
+        return device.type == "cuda" and not self.deterministic
+
 
 class Runner:
     """Runs steps of one model over one pool.
@@ -156,8 +160,7 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
     loaded = load(folder, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=options.block_size)
     pool = KVPool.within_budget(loaded.shape, options.kv_memory_bytes, device)
-    shares_prefixes = device.type == "cuda" and not options.deterministic  # on a CPU its caches do as much
-    runner = Runner(loaded.forward, pool, device, shares_prefixes=shares_prefixes)
+    runner = Runner(loaded.forward, pool, device, shares_prefixes=options.shares_prefixes_on(device))
     runner.warm_up()
     return runner, _pool_spec(folder, loaded, pool)
 

@@ -15,6 +15,7 @@ from tests.support.oracle import solo_greedy
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import Attend, native, reference, shared_prefix, torch_cpu
 from worker.kernels.native_build import NativeUnavailable
+from worker.runner import RunnerOptions
 
 MODELS = {"llama": tiny_model.save_tiny_llama, "qwen3": tiny_model.save_tiny_qwen3}
 
@@ -109,6 +110,33 @@ def test_decodes_that_share_blocks_read_them_once_and_go_on_as_each_does_alone(
     assert drawn == [solo_greedy(folder, [*common, *tail], 6) for tail in tails]
     positions = [shared.positions.tolist() for shared in planned if shared is not None]
     assert positions == [[48, 48]] * 4, "from the step on in which both decode"
+
+
+@pytest.mark.parametrize(
+    ("device", "deterministic", "shares"),
+    [("cuda", False, True), ("cuda", True, False), ("cpu", False, False), ("cpu", True, False)],
+)
+def test_common_blocks_are_read_once_on_a_gpu_unless_the_worker_is_deterministic(
+    device: str, deterministic: bool, shares: bool
+) -> None:
+    options = RunnerOptions(kv_memory_bytes=1, deterministic=deterministic)
+
+    assert options.shares_prefixes_on(torch.device(device)) == shares
+
+
+def test_a_runner_that_shares_nothing_plans_nothing(one: HandRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prefix, "LAUNCH_POSITIONS", 1)
+    monkeypatch.setattr(shared_prefix, "MEMBER_POSITIONS", 0)
+    monkeypatch.setattr(shared_prefix, "plan", lambda *_, **__: pytest.fail("a plan was made"))
+    tokens = prompt(2 * BLOCK_SIZE)
+    table = one.blocks_for(3 * BLOCK_SIZE)
+    sibling = table[:2] + one.blocks_for(BLOCK_SIZE)
+    one.runner.execute(StepPlan((chunk(tokens, table, draws=0),)))
+    pair = [chunk([7], blocks, start=len(tokens), sequence=at) for at, blocks in enumerate((table, sibling))]
+
+    first, second = one.runner.execute(StepPlan(tuple(pair))).tokens
+
+    assert first == second
 
 
 def test_what_nobody_wrote_is_never_read(hand: HandRunner, folder: Path) -> None:

@@ -101,6 +101,22 @@ def test_blocks_are_copied_in_all_planes(order: list[int], count: int) -> None:
     assert torch.equal(planes, expected)
 
 
+def test_blocks_beyond_two_to_the_31_elements_are_written_and_moved() -> None:
+    """Pages of the CPU that nobody touches cost nothing; a GPU needs 4 GB."""
+    block = (1, 1, 3)  # of an odd number of bytes: moved byte by byte, so that a word is an element
+    far = 2**31 // 3 + 1
+    k_pool, v_pool = (torch.empty(far + 2, *block, dtype=torch.float8_e5m2, device=DEVICE) for _ in range(2))
+    k, v = (torch.tensor([[[1.0, -2.0, value]]], device=DEVICE) for value in (3.0, 4.0))
+
+    block_ops_triton.write(k_pool, v_pool, k, v, torch.tensor([far], device=DEVICE), None, None)
+    block_ops_triton.copy(k_pool[None], [far], [far + 1])
+    moved = block_ops_triton.gather(k_pool[None], [far + 1])
+    block_ops_triton.scatter(v_pool[None], [far + 1], moved)
+
+    assert moved.float().flatten().tolist() == [1.0, -2.0, 3.0]
+    assert v_pool[far:].float().flatten().tolist() == [1.0, -2.0, 4.0, 1.0, -2.0, 3.0]
+
+
 def test_planes_whose_blocks_are_scattered_in_memory_are_refused() -> None:
     planes = torch.randn(2, 6, 4, 2, 8).transpose(2, 3)
 

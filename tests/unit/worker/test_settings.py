@@ -12,7 +12,7 @@ def test_the_memory_of_the_pool_may_be_given_with_a_unit(monkeypatch: pytest.Mon
     assert WorkerSettings().kv_memory == size
 
 
-def test_unset_a_worker_has_256_mib_for_its_pool(monkeypatch: pytest.MonkeyPatch):
+def test_unset_a_worker_has_512_mib_for_its_pool(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OCTAVO_KV_MEMORY", raising=False)
     assert WorkerSettings().kv_memory == 512 << 20
 
@@ -25,6 +25,12 @@ def test_what_cannot_be_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv(f"OCTAVO_{variable}", text)
     with pytest.raises(ValidationError, match=variable.lower()):
         WorkerSettings()
+
+
+@pytest.mark.parametrize(("text", "deterministic"), [("true", True), ("false", False)])
+def test_a_worker_may_be_told_to_be_deterministic(monkeypatch: pytest.MonkeyPatch, text: str, deterministic: bool):
+    monkeypatch.setenv("OCTAVO_DETERMINISTIC", text)
+    assert WorkerSettings().deterministic is deterministic
 
 
 def test_cache_managers_are_a_list(monkeypatch):
