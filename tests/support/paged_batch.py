@@ -1,7 +1,7 @@
 """Builds a step's attention arguments over a hostile pool, and what they must come to.
 
-Hostile: blocks lie scrambled, every slot that no position owns holds NaN in K and in V, and table entries that no
-position needs point outside the pool.
+Hostile: blocks lie scrambled; every slot that no position owns holds NaN in K and in V, block 0 among them, where a
+masked entry of a table leads; and table entries that no position needs point outside the pool.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ def make_batch(
         torch.full((num_blocks, kv_heads, block_size, head_dim), torch.nan, dtype=kv_dtype or dtype) for _ in range(2)
     )
     tables = torch.full((len(spans), max(blocks) + 2), NOWHERE, dtype=torch.int32)
-    free = torch.randperm(num_blocks, generator=random).tolist()
+    free = (1 + torch.randperm(num_blocks - 1, generator=random)).tolist()
     scale = head_dim**-0.5
     options = Options(window=window, soft_cap=soft_cap)
     if sinks:
