@@ -36,7 +36,7 @@ lint: setup  ## check style, types, imports and generated code
 	$(BIN)/python proto/generate.py --check
 
 kernels: setup  ## compile the GPU kernels for every target, without a GPU, and check what became of them
-	$(BIN)/python -m bench.ahead_of_time --check --quick
+	$(BIN)/python -m bench.ahead_of_time --check
 
 test-compose: setup  ## run the containers for real, with a Docker engine
 	PYTHON=$(CURDIR)/$(BIN)/python tests/support/docker/with-engine.sh $(BIN)/pytest -m compose tests/e2e

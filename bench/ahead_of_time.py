@@ -67,8 +67,6 @@ CONFIGS = {
     "D 256, fp32": Config(heads=8, kv_heads=1, head_dim=256, dtype=SINGLE),
 }
 
-QUICK = ("8B", "8B, e4m3", "8B, fp32", "sinks, window, D 64", "soft cap, window, D 256", "D 80, fp16, blocks of 1")
-
 # Shared memory of one program, in bytes: what the smallest GPU of each target allows.
 TARGETS: dict[str, tuple[str, int | str, int, int]] = {
     "sm_80": ("cuda", 80, 32, 163 << 10),
@@ -205,7 +203,7 @@ def _attend(config: Config) -> None:
 
 
 def _write_and_move(config: Config) -> None:
-    """A token into its slot, and a block from one place to another."""
+    """A token into its slot, and a block from one place to another, into a buffer and back."""
     from worker.kernels import block_ops_triton
 
     kv_dtype = config.kv_dtype or config.dtype
@@ -214,6 +212,7 @@ def _write_and_move(config: Config) -> None:
     scale = torch.ones(config.kv_heads) if config.kv_dtype is not None else None
     block_ops_triton.write(planes[0], planes[1], k, k, torch.zeros(2, dtype=torch.int64), scale, scale)
     block_ops_triton.copy(planes, [0], [1])
+    block_ops_triton.scatter(planes, [0], block_ops_triton.gather(planes, [0]))
 
 
 def _read(target: str, config: str, kernel: str, compiled: Any, named: dict[str, Any]) -> Compiled:
@@ -331,7 +330,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print what was asked for; 1 where --check finds a broken rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="fail where a rule is broken")
-    parser.add_argument("--quick", action="store_true", help="only the configurations that differ most")
     parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
     parser.add_argument("--target", choices=TARGETS, action="append", help="only this target (may be repeated)")
     parser.add_argument("--config", choices=CONFIGS, action="append", help="only this configuration (may be repeated)")
@@ -339,8 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     broken = 0
     if not options.json:
         print("| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", sep="\n")
-    configs = options.config or list(QUICK if options.quick else CONFIGS)
-    for compiled in compile_everywhere(options.target or list(TARGETS), configs):
+    for compiled in compile_everywhere(options.target or list(TARGETS), options.config or list(CONFIGS)):
         print(json.dumps(asdict(compiled)) if options.json else _row(compiled), flush=True)
         for rule in compiled.broken_rules():
             broken += 1
