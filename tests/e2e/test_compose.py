@@ -111,7 +111,8 @@ def test_the_second_request_computes_only_what_is_new(gateway: InferenceStub) ->
 
     assert again == text
     assert cold.cached_tokens == 0
-    assert warm.cached_tokens == (warm.prompt_tokens - 1) // block_size * block_size
+    whole_blocks = (warm.prompt_tokens - 1) // block_size * block_size
+    assert whole_blocks <= warm.cached_tokens < warm.prompt_tokens
     assert warm.worker_id == cold.worker_id
 
 
