@@ -403,6 +403,20 @@ class Submission:
     tenant: TenantTag = NOBODY
     retain_seconds: int = 0
     """See Attach."""
+    first_sample: int = 0
+    """Number of the first of `samples`, the others follow: 0 unless an earlier visit to a worker ended some."""
+    carried_tokens: int = 0
+    """Of the end of `prompt`, what an earlier visit drew: output as to `max_tokens` and everything else."""
+
+    @property
+    def output_begins(self) -> int:
+        """Position of the first token of output, wherever it was drawn."""
+        return len(self.prompt) - self.carried_tokens
+
+    @property
+    def longest_sequence(self) -> int:
+        """Positions that prompt and output may come to."""
+        return self.output_begins + self.max_tokens
 
 
 class IndexState(Enum):

@@ -82,6 +82,8 @@ class Submit(_message.Message):
     RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
+    CARRIED_TOKENS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """the gateway's number, unique on this stream"""
     prompt: _builtins.bytes
@@ -97,6 +99,10 @@ class Submit(_message.Message):
     tenant: _builtins.bytes
     retain_seconds: _builtins.int
     adapter_digest: _builtins.bytes
+    first_sample: _builtins.int
+    """samples are numbered from here on"""
+    carried_tokens: _builtins.int
+    """of the end of `prompt`: drawn at an earlier visit to a worker, so they count as output"""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
     @_builtins.property
@@ -115,10 +121,12 @@ class Submit(_message.Message):
         retain_seconds: _builtins.int = ...,
         adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
+        first_sample: _builtins.int = ...,
+        carried_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "max_tokens", b"max_tokens", "media", b"media", "prompt", b"prompt", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "max_tokens", b"max_tokens", "media", b"media", "prompt", b"prompt", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -234,6 +234,8 @@ CASES: dict[str, Case] = {
             scope=scopes,
             tenant=tenants,
             retain_seconds=u32,
+            first_sample=u32,
+            carried_tokens=u32,
         ),
         wire.submission_to_wire,
         wire.submission_from_wire,

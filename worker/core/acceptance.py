@@ -3,6 +3,9 @@
 from octavo.errors import InvalidRequest
 from octavo.records import MAX_RETAIN_SECONDS, PoolSpec, Scope, Submission
 
+_LAST_SAMPLE = (1 << 16) - 1
+"""The highest number that the first sample of a submission may have."""
+
 
 def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -> None:
     """Raises InvalidRequest, naming the field and both numbers, for what could never run to its end here."""
@@ -12,11 +15,23 @@ def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -
     _require_within("samples", submission.samples, max_samples)
     if not 0 <= submission.retain_seconds <= MAX_RETAIN_SECONDS:
         raise InvalidRequest(f"retain_seconds: {submission.retain_seconds}, wanted from 0 to {MAX_RETAIN_SECONDS}")
-    wanted = len(submission.prompt) + submission.max_tokens
-    if wanted > pool.capacity_tokens:
+    if not 0 <= submission.first_sample <= _LAST_SAMPLE:
+        raise InvalidRequest(f"first_sample: {submission.first_sample}, wanted from 0 to {_LAST_SAMPLE}")
+    _require_carried(submission)
+    if submission.longest_sequence > pool.capacity_tokens:
         raise InvalidRequest(
-            f"prompt + max_tokens: {len(submission.prompt)} + {submission.max_tokens} = {wanted} tokens, "
-            f"a sequence here can have {pool.capacity_tokens}"
+            f"prompt + max_tokens: {submission.output_begins} + {submission.max_tokens} = "
+            f"{submission.longest_sequence} tokens, a sequence here can have {pool.capacity_tokens}"
+        )
+
+
+def _require_carried(submission: Submission) -> None:
+    """What is carried on has a prompt before it, and something left to draw."""
+    most = min(len(submission.prompt), submission.max_tokens) - 1
+    if submission.carried_tokens > most:
+        raise InvalidRequest(
+            f"carried_tokens: {submission.carried_tokens}, at most {most} of {len(submission.prompt)} tokens "
+            f"with max_tokens {submission.max_tokens}"
         )
 
 

@@ -70,7 +70,7 @@ class Scheduler:
         if len(self._lineup.waiting) >= self._max_waiting:
             raise QueueFull(f"waiting: {len(self._lineup.waiting)} sequences, at most {self._max_waiting} may wait")
         request = self._requests.accept(submission, gateway)
-        first = self._lineup.new_sequence(request, 0, list(submission.prompt))
+        first = self._lineup.new_sequence(request, submission.first_sample, list(submission.prompt))
         first.unborn = submission.samples - 1
         self._lineup.wait(first)
 
@@ -300,7 +300,8 @@ class Scheduler:
     def _take_drawn(self, first: Sequence, drawn: tuple[int, ...]) -> None:
         """The next token of a sample, and of those that are born with it."""
         self._requests.prefilled(first.request)
-        children = [self._lineup.new_child(first, sample) for sample in range(1, first.width)]
+        others = range(first.sample + 1, first.sample + first.width)
+        children = [self._lineup.new_child(first, sample) for sample in others]
         first.unborn = 0
         for sequence, token in zip((first, *children), drawn, strict=True):
             if self._requests.drawn(sequence, token):

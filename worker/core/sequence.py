@@ -89,8 +89,8 @@ class Sequence:
 
     @property
     def outputs(self) -> int:
-        """Tokens drawn so far."""
-        return len(self.tokens) - len(self.request.submission.prompt)
+        """Tokens drawn so far, here or at an earlier visit to a worker."""
+        return len(self.tokens) - self.request.submission.output_begins
 
     def shared_until(self, other: "Sequence", start: int, end: int, block_size: int) -> int:
         """How far another's blocks could serve this one: it could reuse positions up to there.
