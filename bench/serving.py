@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from deploy.local import Cluster
-from gateway.client import Client
+from gateway.client import AsyncClient
 from gateway.core.events import Delta
 from gateway.core.request import Generation, TokenPrompt
 from octavo.commands.model import fetch_model
@@ -66,7 +66,7 @@ class Prompts:
 # ---- through the stack ---------------------------------------------------------------------------------------
 
 
-async def time_to_first_token(client: Client, prompt: Sequence[int]) -> float:
+async def time_to_first_token(client: AsyncClient, prompt: Sequence[int]) -> float:
     """Seconds from the call to its first token, at the client."""
     began = time.perf_counter()
     request = Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=1, ignore_eos=True)
@@ -77,7 +77,7 @@ async def time_to_first_token(client: Client, prompt: Sequence[int]) -> float:
     return first
 
 
-async def tokens_per_second(client: Client, prompts: Sequence[Sequence[int]], output_tokens: int) -> float:
+async def tokens_per_second(client: AsyncClient, prompts: Sequence[Sequence[int]], output_tokens: int) -> float:
     """Output tokens of all requests, sent at once, over the time until the last has ended."""
     began = time.perf_counter()
     async with asyncio.timeout(_REQUEST_SECONDS), asyncio.TaskGroup() as group:
@@ -91,7 +91,7 @@ async def served(load: Load, model: str, dtype: str) -> Numbers:
     """Every number, through a cluster of one worker."""
     prompts = Prompts()
     env = {"OCTAVO_MODEL": model, "OCTAVO_DTYPE": dtype, "OCTAVO_THREADS": str(THREADS), "OCTAVO_KV_MEMORY": "512MiB"}
-    async with Cluster(workers=1, env=env) as cluster, Client(cluster.address) as client:
+    async with Cluster(workers=1, env=env) as cluster, AsyncClient(cluster.address) as client:
         await tokens_per_second(client, [prompts.fresh(8)], 2)  # the first step of a process is slower than any other
         cold: list[float] = []
         hit: list[float] = []

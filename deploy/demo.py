@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.local import Cluster
-from gateway.client import Client
+from gateway.client import AsyncClient
 from gateway.core.events import Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt
 from octavo.commands.console import CommandFailed, out
@@ -91,7 +91,7 @@ async def _run(model: str) -> None:
         took = time.monotonic() - began
         out.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
         with _doing("visiting"):
-            async with Client(cluster.address, api_key=api_key()) as client:
+            async with AsyncClient(cluster.address, api_key=api_key()) as client:
                 story = await visit(client)
     finally:
         with _doing("stopping"):
@@ -123,7 +123,7 @@ _FOLLOW_UP = "And what is the capital of Italy?"
 _SAMPLED = "Write the first sentence of a story about a lighthouse."
 
 
-async def visit(client: Client) -> Story:
+async def visit(client: AsyncClient) -> Story:
     """All requests, one after the other."""
     await _warm_up(client)
     questions = [await _ask(client, title, _chat(question)) for title, question in _QUESTIONS.items()]
@@ -140,7 +140,7 @@ def _chat(question: str, *more: ChatMessage) -> ChatPrompt:
     return ChatPrompt((ChatMessage("system", instructions), ChatMessage("user", question), *more))
 
 
-async def _warm_up(client: Client) -> None:
+async def _warm_up(client: AsyncClient) -> None:
     """One token from every worker: what a process does at its very first step is no part of what is compared."""
     hello = Generation(prompt=TextPrompt("Hello"), max_tokens=1)
     async with asyncio.timeout(_REQUEST_SECONDS):
@@ -148,7 +148,13 @@ async def _warm_up(client: Client) -> None:
 
 
 async def _ask(
-    client: Client, title: str, prompt: Prompt, *, samples: int = 1, temperature: float = 0.0, seed: int | None = None
+    client: AsyncClient,
+    title: str,
+    prompt: Prompt,
+    *,
+    samples: int = 1,
+    temperature: float = 0.0,
+    seed: int | None = None,
 ) -> Visit:
     request = Generation(prompt=prompt, max_tokens=_ANSWER_TOKENS, samples=samples, temperature=temperature, seed=seed)
     async with asyncio.timeout(_REQUEST_SECONDS):

@@ -1,12 +1,12 @@
 """The Python client: ask a gateway for text, whole or as it grows.
 
-    async with Client("127.0.0.1:8500") as client:
+    async with AsyncClient("127.0.0.1:8500") as client:
         answer = await client.complete("The capital of France is")
         print(answer.text, answer.usage.cached_tokens)
 
 A string is short for `Generation(prompt=TextPrompt(string))`. Errors come back as the classes of `octavo.errors` that
 the gateway raised; besides them, TimeoutError when the deadline passed and ConnectionError when there is no gateway.
-`SyncClient` does the same without asyncio.
+`Client` does the same without asyncio.
 """
 
 from collections.abc import AsyncGenerator, Generator, Iterable
@@ -57,7 +57,7 @@ class Completion:
         return tuple(sample.text for sample in self.samples)
 
 
-class Client:
+class AsyncClient:
     """A connection to one gateway, for asyncio. Any number of requests may share it."""
 
     def __init__(self, address: str, *, api_key: str | None = None) -> None:
@@ -110,11 +110,11 @@ class Client:
         return _completion([event async for event in self.generate(request, timeout_seconds=timeout_seconds)])
 
 
-class SyncClient:
+class Client:
     """A connection to one gateway, without asyncio. Any number of threads may share it."""
 
     def __init__(self, address: str, *, api_key: str | None = None) -> None:
-        """See Client."""
+        """See AsyncClient."""
         self._address = address
         self._metadata = credentials(api_key)
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -133,7 +133,7 @@ class SyncClient:
         self._channel.close()
 
     def generate(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Generator[Event]:
-        """See Client.generate; leaving the loop early cancels the request when the generator is closed."""
+        """See AsyncClient.generate; leaving the loop early cancels the request when the generator is closed."""
         with _failures_of(self._address):
             call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds, metadata=self._metadata)
             try:

@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 
-from gateway.client import SyncClient
+from gateway.client import Client
 from gateway.core.events import Delta, Finished, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
 from octavo.commands.console import err, out
@@ -33,14 +33,14 @@ def chat(address: str, prompt: str | None, system: str | None, manner: Manner) -
         OctavoError: the gateway refused the request.
     """
     said = [ChatMessage("system", system)] if system else []
-    with speaking_to(address), SyncClient(address, api_key=api_key()) as client:
+    with speaking_to(address), Client(address, api_key=api_key()) as client:
         if prompt is None:
             _converse(client, said, manner)
         else:
             _answer(client, [*said, ChatMessage("user", prompt)], manner, heard=[])
 
 
-def _converse(client: SyncClient, said: list[ChatMessage], manner: Manner) -> None:
+def _converse(client: Client, said: list[ChatMessage], manner: Manner) -> None:
     """Ask, answer, remember. Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at a question, ends the conversation."""
     import_module("readline")  # line editing and history for input()
 
@@ -67,7 +67,7 @@ def _question() -> str | None:
         return None
 
 
-def _answer(client: SyncClient, said: Sequence[ChatMessage], manner: Manner, heard: list[str]) -> None:
+def _answer(client: Client, said: Sequence[ChatMessage], manner: Manner, heard: list[str]) -> None:
     """Print the next turn as it comes, and add its pieces to `heard`."""
     request = Generation(
         prompt=ChatPrompt(tuple(said)),

@@ -37,7 +37,7 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clien
 async def ask(stack: Client, tenant: str, prompt: Sequence[int], cache_salt: str = "") -> tuple[int, int]:
     """(tokens that a hit was expected to cover, tokens that it covered)."""
     request = Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=2, cache_salt=cache_salt)
-    async with gateway_client.Client(stack.cluster.address, api_key=KEYS[tenant]) as client:
+    async with gateway_client.AsyncClient(stack.cluster.address, api_key=KEYS[tenant]) as client:
         events = [event async for event in client.generate(request, timeout_seconds=60)]
     [predicted] = [event.predicted_cached_tokens for event in events if isinstance(event, Started)]
     [cached] = [event.cached_tokens for event in events if isinstance(event, Usage)]
@@ -70,7 +70,7 @@ async def test_a_reset_takes_effect_at_once_and_the_request_that_runs_ends_right
     await ask(stack, "xavier", prompt)
     request = Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=30, ignore_eos=True)
     async with (
-        gateway_client.Client(stack.cluster.address, api_key=KEYS["xavier"]) as client,
+        gateway_client.AsyncClient(stack.cluster.address, api_key=KEYS["xavier"]) as client,
         aclosing(client.generate(request, timeout_seconds=60)) as events,
     ):
         heard: list[int] = []

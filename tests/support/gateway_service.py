@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from gateway.catalogue import ServedModel
-from gateway.client import Client
+from gateway.client import AsyncClient
 from gateway.dispatcher import Bounds, Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
@@ -41,7 +41,7 @@ class Gateway:
     """The service, seen from both sides."""
 
     dispatcher: Dispatcher
-    client: Client
+    client: AsyncClient
     channel: grpc.aio.Channel
     stub: Any
     news: News
@@ -76,7 +76,7 @@ async def gateway(
         Workers() as workers,
         PromptExplainer([fleet.manager.address]) as explainer,
         open_channel(address) as channel,
-        Client(address) as client,
+        AsyncClient(address) as client,
     ):
         dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
         servicer = InferenceServicer(dispatcher, tenancy or Tenancy(), explainer)

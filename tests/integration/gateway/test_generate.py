@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.client import Client, SyncClient
+from gateway.client import AsyncClient, Client
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.dispatcher import Bounds
@@ -395,7 +395,7 @@ async def test_the_fleet_is_shown_as_the_manager_described_it(fleet: FakeFleet, 
 
 async def test_the_synchronous_client_gives_the_same_events(front: Gateway) -> None:
     def ask() -> tuple[list[object], str]:
-        with SyncClient(front.address) as client:
+        with Client(front.address) as client:
             request = Generation(prompt=TextPrompt(TEXT), max_tokens=5, seed=1)
             return list(client.generate(request)), client.complete(request).text
 
@@ -412,7 +412,7 @@ async def test_clients_get_the_very_error_that_the_gateway_raised(front: Gateway
         await front.client.complete(request)
 
     def ask() -> None:
-        with SyncClient(front.address) as client:
+        with Client(front.address) as client:
             client.complete(request)
 
     with pytest.raises(InvalidRequest, match="top_p: 2"):
@@ -420,7 +420,7 @@ async def test_clients_get_the_very_error_that_the_gateway_raised(front: Gateway
 
 
 async def test_a_gateway_that_is_not_there_is_a_connection_error() -> None:
-    async with Client("127.0.0.1:9") as client:
+    async with AsyncClient("127.0.0.1:9") as client:
         with pytest.raises(ConnectionError, match=r"gateway 127\.0\.0\.1:9"):
             await client.complete("x")
 

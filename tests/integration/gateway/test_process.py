@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.process import LOOPBACK, Process, StartFailed, log_event
-from gateway.client import Client
+from gateway.client import AsyncClient
 from gateway.core.events import Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TokenPrompt
 from octavo.errors import Unauthenticated
@@ -100,7 +100,7 @@ async def until_ready(process: Process, wanted: bool = True) -> None:
 
 
 @asynccontextmanager
-async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFleet, RedisServer, Process, Client]]:
+async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFleet, RedisServer, Process, AsyncClient]]:
     async with redis_server() as redis, fake_fleet() as fleet:
         model = words.save_model(folder / "words")
         digest = sha256((model / "tokenizer.json").read_bytes()).digest()
@@ -108,7 +108,7 @@ async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFlee
             await fleet.add(name, words_pool(tokenizer_digest=digest))
         async with (
             gateway_process(fleet, redis.url, model, OCTAVO_METRICS_LISTEN=f"{LOOPBACK}:0", **more) as process,
-            Client(process.address) as client,
+            AsyncClient(process.address) as client,
         ):
             await until_ready(process)
             yield fleet, redis, process, client
@@ -207,7 +207,7 @@ async def test_it_watches_every_cache_manager_and_goes_by_whoever_knows_a_worker
         managers = f"{one.manager.address},{other.manager.address}"
         async with (
             gateway_process(one, redis.url, model, OCTAVO_CACHE_MANAGER=managers) as process,
-            Client(process.address) as client,
+            AsyncClient(process.address) as client,
         ):
 
             async def holder_of(prompt: tuple[int, ...]) -> tuple[str, int, IndexState]:
@@ -287,7 +287,7 @@ async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -
         await fleet.add("a", words_pool(tokenizer_digest=digest))
         async with gateway_process(fleet, redis.url, model, **settings) as process:
             await until_ready(process)
-            async with Client(process.address, api_key="first key") as client:
+            async with AsyncClient(process.address, api_key="first key") as client:
                 await client.complete(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1))
             with pytest.raises(Unauthenticated):
                 await load_of(process)
@@ -295,7 +295,7 @@ async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not process.events("tenants_read"):  # noqa: ASYNC110  the event is in another process
                     await asyncio.sleep(0.05)
-            async with Client(process.address, api_key="second key") as client:
+            async with AsyncClient(process.address, api_key="second key") as client:
                 await client.complete(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1))
         assert not [line for line in process.lines if "hush" in line or "first key" in line]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gateway.client import Client, SyncClient
+from gateway.client import AsyncClient, Client
 from gateway.core.request import Generation, TokenPrompt
 from gateway.tenancy import Tenancy
 from octavo.errors import Unauthenticated
@@ -41,7 +41,7 @@ async def front(fleet: FakeFleet, tenancy: Tenancy, tmp_path: Path) -> AsyncGene
 
 
 async def cached(front: Gateway, api_key: str | None, cache_salt: str = "") -> int:
-    async with Client(front.address, api_key=api_key) as client:
+    async with AsyncClient(front.address, api_key=api_key) as client:
         answer = await client.complete(Generation(prompt=PROMPT, max_tokens=1, cache_salt=cache_salt))
         return answer.usage.cached_tokens
 
@@ -74,7 +74,7 @@ async def test_who_shows_no_known_key_gets_nothing(front: Gateway, fleet: FakeFl
 
 async def test_a_client_without_asyncio_shows_its_key_as_well(front: Gateway) -> None:
     def ask() -> str:
-        with SyncClient(front.address, api_key=X) as client:
+        with Client(front.address, api_key=X) as client:
             return client.complete(Generation(prompt=PROMPT, max_tokens=1)).text
 
     assert await asyncio.to_thread(ask)
@@ -114,7 +114,7 @@ async def test_without_a_file_anybody_may_ask_and_a_secret_still_goes_into_every
 
 
 async def test_what_a_client_asks_to_retain_reaches_the_worker(front: Gateway, fleet: FakeFleet) -> None:
-    async with Client(front.address, api_key=X) as client:
+    async with AsyncClient(front.address, api_key=X) as client:
         await client.complete(Generation(prompt=PROMPT, max_tokens=1, retain_seconds=60))
     ((sent,),) = (worker.submissions for worker in fleet.workers)
     assert (sent.tenant, sent.retain_seconds) == (Tenant(name="x").tag, 60)
