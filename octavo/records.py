@@ -403,6 +403,8 @@ class Submission:
     tenant: TenantTag = NOBODY
     retain_seconds: int = 0
     """See Attach."""
+    priority: int = 0
+    """Higher is served sooner, an i32."""
     first_sample: int = 0
     """Number of the first of `samples`, the others follow: 0 unless an earlier visit to a worker ended some."""
     carried_tokens: int = 0

@@ -663,6 +663,7 @@ def submission_to_wire(submission: Submission) -> worker_v1.Submit:
         retain_seconds=submission.retain_seconds,
         adapter_digest=submission.scope.adapter_digest,
         media=_media_messages(submission.scope),
+        priority=submission.priority,
         first_sample=submission.first_sample,
         carried_tokens=submission.carried_tokens,
     )
@@ -679,6 +680,7 @@ def submission_from_wire(message: worker_v1.Submit) -> Submission:
         scope=_scope_from_wire("submit", message),
         tenant=_tenant_from_wire("submit", message),
         retain_seconds=message.retain_seconds,
+        priority=message.priority,
         first_sample=message.first_sample,
         carried_tokens=message.carried_tokens,
     )

@@ -82,6 +82,7 @@ class Submit(_message.Message):
     RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
     CARRIED_TOKENS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
@@ -99,6 +100,8 @@ class Submit(_message.Message):
     tenant: _builtins.bytes
     retain_seconds: _builtins.int
     adapter_digest: _builtins.bytes
+    priority: _builtins.int
+    """higher is served sooner"""
     first_sample: _builtins.int
     """samples are numbered from here on"""
     carried_tokens: _builtins.int
@@ -121,12 +124,13 @@ class Submit(_message.Message):
         retain_seconds: _builtins.int = ...,
         adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
+        priority: _builtins.int = ...,
         first_sample: _builtins.int = ...,
         carried_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "max_tokens", b"max_tokens", "media", b"media", "prompt", b"prompt", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "max_tokens", b"max_tokens", "media", b"media", "priority", b"priority", "prompt", b"prompt", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

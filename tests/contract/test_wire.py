@@ -234,6 +234,7 @@ CASES: dict[str, Case] = {
             scope=scopes,
             tenant=tenants,
             retain_seconds=u32,
+            priority=st.integers(-(2**31), 2**31 - 1),
             first_sample=u32,
             carried_tokens=u32,
         ),
