@@ -17,10 +17,10 @@ from typing import Protocol, Unpack
 
 import torch
 
-from worker.kernels.arguments import Option, Options, check_batch
+from worker.kernels.arguments import Option, Options, check_batch, options_of
 from worker.kernels.shared_prefix import SharedPrefixes
 
-__all__ = ["Attend", "Option", "Options", "SharedPrefixes", "check_batch", "choose"]
+__all__ = ["Attend", "Option", "Options", "SharedPrefixes", "check_batch", "choose", "options_of"]
 
 log = logging.getLogger("octavo.worker")
 

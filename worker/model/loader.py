@@ -16,12 +16,13 @@ from transformers.utils import logging as transformers_logging
 from octavo.models import ModelFolder, weight_files
 from worker.kernels import Attend, choose
 from worker.kv_pool import PoolShape
-from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel
+from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel, longest_text, probe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = DTYPES | {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 _RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "lightning_attention", "hybrid"}
+_RECURRENT_MODELS = {"rwkv", "xlstm"}
 _ALIBI = {"bloom", "mpt"}
 _MOVING_ROPE = {"dynamic", "longrope"}
 """What these wrote at one length would be read as if written at another."""
@@ -91,8 +92,9 @@ def load(
         dtype=kv_dtype or dtype,
     )
     model = _load_weights(folder, dtype, device)
-    attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim)
-    return LoadedModel(forward=GenericModel(model, attend, shape), shape=shape, dtype=dtype, device=device)
+    options = probe(model, shape, _windows(text))
+    attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim, options=options)
+    return LoadedModel(forward=GenericModel(model, attend), shape=shape, dtype=dtype, device=device)
 
 
 def refusal(config: PreTrainedConfig) -> str | None:
@@ -105,24 +107,18 @@ def refusal(config: PreTrainedConfig) -> str | None:
 
 def _refused_layers(text: PreTrainedConfig) -> str | None:
     kinds = set(getattr(text, "layer_types", None) or ())
+    if text.model_type in _RECURRENT_MODELS:
+        return "it is recurrent: its state is not keys and values"
     if recurrent := sorted(kinds & _RECURRENT):
         return f"it has layers of {', '.join(recurrent)}, whose state is not keys and values"
     if getattr(text, "add_cross_attention", False) or getattr(text, "cross_attention_layers", None):
         return "it has cross attention"
-    window = getattr(text, "sliding_window", None)
-    slides = "sliding_attention" in kinds if kinds else getattr(text, "use_sliding_window", True)
-    if window is not None and slides and window < text.max_position_embeddings:
-        return (
-            f"it attends through a sliding window of {window} positions, its texts go to {text.max_position_embeddings}"
-        )
     if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
         return f"it has layers of {', '.join(unknown)}"
     return None
 
 
 def _refused_scores(text: PreTrainedConfig) -> str | None:
-    if getattr(text, "attn_logit_softcapping", None) is not None:
-        return f"it caps its attention scores softly at {text.attn_logit_softcapping}"
     if getattr(text, "alibi", False) or text.model_type in _ALIBI:
         return "it knows positions by ALiBi"
     if moving := sorted(_rope_types(text) & _MOVING_ROPE):
@@ -140,10 +136,24 @@ def _rope_types(text: PreTrainedConfig) -> set[str]:
 def _refused_heads(text: PreTrainedConfig) -> str | None:
     if getattr(text, "kv_lora_rank", None):
         return "it keeps latents in place of keys and values"
-    heads, kv_heads = text.num_attention_heads, _kv_heads(text)
+    try:
+        heads, kv_heads, _ = text.num_attention_heads, _kv_heads(text), _head_dim(text)
+    except Exception as unknown:  # some configs refuse to name what differs from layer to layer
+        return f"its config names no one shape for the heads of all layers: {str(unknown).partition('. ')[0]}"
     if heads % kv_heads:
         return f"its {heads} query heads are no multiple of its {kv_heads} key/value heads"
     return None
+
+
+def _windows(text: PreTrainedConfig) -> list[int | None]:
+    """Of every layer, the positions that a query sees, itself among them; None where that is all there can be."""
+    window: int | None = getattr(text, "sliding_window", None)
+    in_force = window is not None and window < longest_text(text)
+    kinds: list[str] | None = getattr(text, "layer_types", None)
+    if kinds is None:
+        slides = in_force and getattr(text, "use_sliding_window", True)
+        return [window if slides else None] * text.num_hidden_layers
+    return [window if in_force and kind == "sliding_attention" else None for kind in kinds]
 
 
 def _kv_heads(text: PreTrainedConfig) -> int:

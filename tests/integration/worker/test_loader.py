@@ -14,53 +14,39 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from octavo import models
 from tests.support import tiny_model
+from tests.support.families import FAMILIES, config
 from tests.support.hand_runner import HandRunner, Stream
 from tests.support.oracle import solo_greedy
 from worker.kernels import torch_cpu
 from worker.model.generic import UnsupportedModel
 from worker.model.loader import LoadedModel, load, refusal
 
-SHAPE = tiny_model.SHAPE
-SMALL = {"vocab_size": tiny_model.VOCAB_SIZE}
-DEPTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 512}
+SMALL: dict[str, Any] = {"vocab_size": tiny_model.VOCAB_SIZE}
+DEPTH: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+SERVED = FAMILIES | {
+    "mistral, its window never in force": config("Mistral", sliding_window=tiny_model.MAX_TOKENS),
+}
 
 
-def config(family: str, **fields: Any) -> PreTrainedConfig:
-    return getattr(transformers, f"{family}Config")(**(SHAPE | fields))
-
-
-SERVED = [
-    config("Qwen2", use_sliding_window=False),
-    config("Mistral", sliding_window=None),
-    config("Mistral", sliding_window=SHAPE["max_position_embeddings"]),  # never in force
-    config("Gemma"),
-    config("Granite", attention_multiplier=0.3),  # a scale of its own
-    config("Olmo2"),
-    config("Phi3", sliding_window=None),
-    config("GPTNeoX", num_attention_heads=2),
-    config("Cohere"),
-    config("Qwen3Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, use_sliding_window=False),
-    transformers.GPT2Config(**SMALL, n_positions=512, n_embd=64, n_layer=2, n_head=2, initializer_range=0.3),
-    transformers.OPTConfig(**SMALL, **DEPTH, ffn_dim=64, word_embed_proj_dim=64, init_std=0.3),
-]
-
-
-@pytest.mark.parametrize("served", SERVED, ids=lambda served: served.model_type)
-def test_a_decoder_of_any_family_goes_on_as_transformers_does(served: PreTrainedConfig, tmp_path: Path) -> None:
-    folder = tiny_model.save(served, tmp_path / "model", seed=1)
-    draw = random.Random(served.model_type)
+@pytest.mark.parametrize("family", SERVED)
+def test_a_decoder_of_any_family_goes_on_as_transformers_does(family: str, tmp_path: Path) -> None:
+    folder = tiny_model.save(SERVED[family], tmp_path / "model", seed=1)
+    draw = random.Random(family)
     prompts = [[draw.randrange(3, tiny_model.VOCAB_SIZE) for _ in range(length)] for length in (37, 5)]
-    streams = [Stream(prompts[0], 16, chunk=16), Stream(prompts[1], 16, begins=1)]
+    streams = [Stream(prompts[0], 16, chunk=16), Stream(prompts[1], 24, begins=1)]
     drawn = HandRunner(folder, torch_cpu.attend, num_blocks=20).run(*streams)
-    assert drawn == [solo_greedy(folder, prompt, 16) for prompt in prompts]
+    assert drawn == [solo_greedy(folder, stream.prompt, stream.count) for stream in streams]
 
 
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [
-        (config("Mistral", sliding_window=64), "a sliding window of 64 positions, its texts go to 512"),
-        (config("Gemma3Text", sliding_window=32), "a sliding window of 32 positions"),
-        (config("Gemma2", sliding_window=512), "softly at 50.0"),
         (config("Llama4Text"), "layers of chunked_attention"),
         (config("Qwen3Next"), "layers of linear_attention, whose state is not keys and values"),
         (config("Mamba"), "whose state is not keys and values"),
@@ -70,6 +56,8 @@ def test_a_decoder_of_any_family_goes_on_as_transformers_does(served: PreTrained
         (config("Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "(dynamic)"),
         (transformers.BloomConfig(), "it knows positions by ALiBi"),
         (transformers.FalconConfig(alibi=True), "it knows positions by ALiBi"),
+        (transformers.RwkvConfig(), "it is recurrent: its state is not keys and values"),
+        (transformers.Gemma4TextConfig(), "names no one shape for the heads of all layers: 'head_dim' is a per-layer"),
         (transformers.T5Config(), "it is an encoder and a decoder, and we serve decoders"),
         (transformers.GPT2Config(add_cross_attention=True), "it has cross attention"),
     ],
@@ -85,10 +73,15 @@ def test_a_config_that_our_attention_cannot_serve_is_refused_with_its_reason(
     ("refused", "reason"),
     [
         (
-            config("GptOss", sliding_window=512, num_local_experts=2),
-            "GptOssForCausalLM wants attention sinks",
+            config("Qwen2Moe", use_sliding_window=True, sliding_window=24, max_window_layers=1),
+            "layer 0 of Qwen2MoeForCausalLM sees 24 positions by its config, and asked our attention for all",
         ),
         (config("StableLm"), "does not run on our attention: RuntimeError: "),  # heads of 16 and 32
+        (
+            transformers.StableLmConfig(**SMALL, **DEPTH, num_key_value_heads=2, intermediate_size=64),
+            "wants attention without the keywords that the model was called with",
+        ),
+        (config("DiffLlama"), "wanted each of 2 once, in order"),
         (
             transformers.FalconConfig(**SMALL, **DEPTH),
             "is not served: it has attention code of its own",
