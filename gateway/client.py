@@ -18,7 +18,7 @@ from typing import Self
 import grpc
 
 from gateway.core.events import Delta, Event, Finished, Started, Usage
-from gateway.core.request import ChatPrompt, Generation, TextPrompt, TokenPrompt
+from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
 from octavo.records import FinishReason
@@ -222,14 +222,23 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
     match request.prompt:
         case TextPrompt(text):
             message.text = text
-        case ChatPrompt(messages):
-            turns = [gateway_v1.ChatMessage(role=turn.role, content=turn.content) for turn in messages]
-            message.chat.CopyFrom(gateway_v1.Chat(messages=turns))
+        case ChatPrompt(messages, tools):
+            message.chat.CopyFrom(gateway_v1.Chat(messages=map(_turn_to_wire, messages), tools=tools))
         case TokenPrompt(ids):
             message.tokens.CopyFrom(gateway_v1.TokenIds(ids=ids))
         case None:
             pass
     return message
+
+
+def _turn_to_wire(turn: ChatMessage) -> gateway_v1.ChatMessage:
+    return gateway_v1.ChatMessage(
+        role=turn.role,
+        content=turn.content,
+        tool_calls=turn.tool_calls,
+        tool_call_id=turn.tool_call_id,
+        name=turn.name,
+    )
 
 
 def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:

@@ -114,8 +114,8 @@ async def _tokens_of(prompt: Prompt | None, model: ServedModel) -> tuple[int, ..
     match prompt:
         case TextPrompt(text):
             tokens = await asyncio.to_thread(model.tokenizer.encode_text, text)
-        case ChatPrompt(messages):
-            tokens = await asyncio.to_thread(model.tokenizer.encode_chat, messages)
+        case ChatPrompt():
+            tokens = await asyncio.to_thread(model.tokenizer.encode_chat, prompt)
         case TokenPrompt(ids):
             tokens = ids
         case None:

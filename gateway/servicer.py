@@ -106,11 +106,15 @@ def _prompt_from_wire(message: gateway_v1.GenerateRequest) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            return ChatPrompt(tuple(ChatMessage(turn.role, turn.content) for turn in message.chat.messages))
+            return ChatPrompt(tuple(map(_turn_from_wire, message.chat.messages)), message.chat.tools)
         case "tokens":
             return TokenPrompt(tuple(message.tokens.ids))
         case None:
             return None
+
+
+def _turn_from_wire(turn: gateway_v1.ChatMessage) -> ChatMessage:
+    return ChatMessage(turn.role, turn.content, turn.tool_calls, turn.tool_call_id, turn.name)
 
 
 def event_to_wire(event: Event) -> gateway_v1.GenerateReply:

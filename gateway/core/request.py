@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from gateway.core.tool_calls import objects_in
 from octavo.errors import InvalidRequest
 from octavo.records import MAX_RETAIN_SECONDS
 
@@ -25,6 +26,18 @@ class ChatMessage:
 
     role: str
     content: str
+    tool_calls: str = ""
+    """The calls in this turn: a JSON list, as OpenAI writes it."""
+    tool_call_id: str = ""
+    """The call that this turn answers."""
+    name: str = ""
+    """Of whoever speaks, or of the tool."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of text."""
+        texts = (self.role, self.content, self.tool_calls, self.tool_call_id, self.name)
+        return sum(len(text.encode()) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,8 @@ class ChatPrompt:
     """A conversation, to be put through the model's chat template."""
 
     messages: tuple[ChatMessage, ...]
+    tools: str = ""
+    """What the model may call: a JSON list, as OpenAI writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +123,22 @@ def _check_prompt(prompt: Prompt | None, limits: Limits) -> None:
             raise InvalidRequest("prompt: absent, wanted text, chat or tokens")
         case TextPrompt(text):
             _check_bytes("prompt.text", len(text.encode()), limits)
-        case ChatPrompt(messages):
-            _check_chat(messages, limits)
+        case ChatPrompt():
+            _check_chat(prompt, limits)
         case TokenPrompt(ids):
             _check_bytes("prompt.tokens.ids", 4 * len(ids), limits)
 
 
-def _check_chat(messages: tuple[ChatMessage, ...], limits: Limits) -> None:
-    if not messages:
+def _check_chat(chat: ChatPrompt, limits: Limits) -> None:
+    if not chat.messages:
         raise InvalidRequest("prompt.chat.messages: 0 messages, wanted at least 1")
-    for at, message in enumerate(messages):
+    for at, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(f"prompt.chat.messages[{at}].role: empty")
-    size = sum(len(message.role.encode()) + len(message.content.encode()) for message in messages)
-    _check_bytes("prompt.chat.messages", size, limits)
+    _check_bytes("prompt.chat", len(chat.tools.encode()) + sum(message.size for message in chat.messages), limits)
+    objects_in("prompt.chat.tools", chat.tools)
+    for at, message in enumerate(chat.messages):
+        objects_in(f"prompt.chat.messages[{at}].tool_calls", message.tool_calls)
 
 
 def _check_bytes(field: str, size: int, limits: Limits) -> None:

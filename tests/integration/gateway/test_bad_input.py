@@ -51,6 +51,16 @@ BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
     "empty text": (text(""), "prompt.text: empty, wanted at least one token"),
     "no tokens": (ids(), "prompt.tokens.ids: empty, wanted at least one token"),
     "no messages": (chat(), "prompt.chat.messages: 0 messages, wanted at least 1"),
+    "no tools": (
+        gateway_v1.GenerateRequest(chat=gateway_v1.Chat(messages=[gateway_v1.ChatMessage(role="user")], tools="{}")),
+        "prompt.chat.tools: dict, wanted a list of objects",
+    ),
+    "no calls": (
+        gateway_v1.GenerateRequest(
+            chat=gateway_v1.Chat(messages=[gateway_v1.ChatMessage(role="user", tool_calls="[1]")])
+        ),
+        "prompt.chat.messages[0].tool_calls[0]: int, wanted an object",
+    ),
     "no role": (chat(("user", "a"), ("", "b")), "prompt.chat.messages[1].role: empty"),
     "a role that the template refuses": (chat(("nobody", "a")), "prompt.chat: the model's template refuses it: nobody"),
     "an unknown token": (ids(1, 2, 3, 70000), "prompt.tokens.ids[3]: 70000, vocabulary has 400"),
@@ -87,7 +97,7 @@ BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
     "ten megabytes of text": (text("a" * 10 * MEGABYTE), "prompt.text: 10000000 bytes, at most 4194304"),
     "ten megabytes of chat": (
         chat(("user", "a" * 5 * MEGABYTE), ("user", "a" * 5 * MEGABYTE)),
-        "prompt.chat.messages: 10000008 bytes, at most 4194304",
+        "prompt.chat: 10000008 bytes, at most 4194304",
     ),
     "ten megabytes of tokens": (ids(*[5] * 2_500_000), "prompt.tokens.ids: 10000000 bytes, at most 4194304"),
 }
