@@ -1,15 +1,16 @@
-"""Where chains of published blocks part: which blocks follow one block, and which of them begins most like some tokens.
+"""What follows each block: where chains of published blocks go on and where they part.
+
+A block is found from the block before it by its tokens, compared whole. Nearly every block is followed by one block or
+none, which costs one entry of a list. Only where chains part, and at their roots, are the blocks kept as `Siblings`,
+sorted by their tokens: so the one that begins most like any tokens stands right before or right after the place where
+those would stand, and an equal one stands there.
 
 Invariants:
-- A block is listed under its parent exactly while it is published. No two that follow one parent hold equal tokens.
-- The blocks that follow one parent are sorted by the bytes of their tokens. So the one that has the longest beginning
-  in common with any tokens stands right before or right after the place where those would stand.
-
-Nearly every block is followed by one block or none, which costs one entry of a list; only where chains part, and at
-their roots, are the blocks kept in a list of their own.
+- A block is listed under its parent exactly while it is published.
+- No two that follow one parent hold equal tokens.
 """
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from octavo.hashing import TOKEN_BYTES
@@ -22,85 +23,128 @@ Place = tuple[Parent, bytes]
 """What stands before a block, and the block's tokens as they are hashed. Means nothing once the parent is evicted."""
 
 
+class Siblings:
+    """Blocks that follow one parent, sorted by the bytes of their tokens."""
+
+    __slots__ = ("blocks", "tokens")
+
+    def __init__(self) -> None:
+        self.blocks: list[BlockId] = []
+        self.tokens: list[bytes] = []
+
+    def add(self, block: BlockId, tokens: bytes) -> None:
+        """Another one, of other tokens."""
+        at = bisect_left(self.tokens, tokens)
+        self.tokens.insert(at, tokens)
+        self.blocks.insert(at, block)
+
+    def remove(self, block: BlockId, tokens: bytes) -> None:
+        """One of them is there no longer."""
+        at = bisect_left(self.tokens, tokens)
+        assert self.blocks[at] == block, f"block {block} does not stand among those that follow its parent"
+        del self.tokens[at], self.blocks[at]
+
+    def find(self, tokens: bytes) -> BlockId | None:
+        """The one of these tokens."""
+        at = bisect_left(self.tokens, tokens)
+        return self.blocks[at] if at < len(self.tokens) and self.tokens[at] == tokens else None
+
+    def beside(self, tokens: bytes) -> slice:
+        """Where those stand between which these tokens would."""
+        at = bisect_left(self.tokens, tokens)
+        return slice(max(0, at - 1), at + 1)
+
+
 class Branches:
     """Parent -> the published blocks that follow it."""
 
-    def __init__(self, places: Sequence[Place | None]) -> None:
-        """`places` are those of each block, kept by the caller: they stay the same while the block is listed."""
-        self._places = places
-        self.after: list[BlockId | list[BlockId] | None] = [None] * len(places)
-        """By block: what follows it, a list where that is more than one block, or was. The prefix index, through whose
-        hands 70 blocks go for each request, does the plain cases here by itself."""
-        self._first: dict[BlockHash, list[BlockId]] = {}
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        """`tokens` are those of each block, kept by the caller: they stay the same while the block is listed."""
+        self._tokens = tokens
+        self.after: list[BlockId | Siblings | None] = [None] * len(tokens)
+        """By block: what follows it, `Siblings` where that is more than one block, or was. The prefix index, through
+        whose hands 70 blocks go for each request, does the plain cases here by itself."""
+        self._first: dict[BlockHash, Siblings] = {}
 
-    def add(self, block: BlockId, place: Place) -> None:
-        """A block was published in this place."""
-        parent, _ = place
+    def add(self, block: BlockId, parent: Parent) -> None:
+        """A block was published after `parent`."""
         if isinstance(parent, int):
             followers = self.after[parent]
             if followers is None:
                 self.after[parent] = block
                 return
             if isinstance(followers, int):
-                followers = self.after[parent] = [followers]
+                only, followers = followers, Siblings()
+                followers.add(only, self._tokens[only])
+                self.after[parent] = followers
         else:
-            followers = self._first.setdefault(parent, [])
-        insort(followers, block, key=self._tokens)
+            followers = self._first.get(parent)
+            if followers is None:
+                followers = self._first[parent] = Siblings()
+        followers.add(block, self._tokens[block])
 
-    def remove(self, block: BlockId, place: Place) -> None:
-        """What was published in this place is about to be dropped."""
-        parent, tokens = place
+    def remove(self, block: BlockId, parent: Parent) -> None:
+        """What was published in a block after `parent` is about to be dropped."""
         followers = self.after[parent] if isinstance(parent, int) else self._first[parent]
-        if isinstance(followers, list):
-            at = bisect_left(followers, tokens, key=self._tokens)
-            assert followers[at] == block, f"block {block} does not stand after {_named(parent)}"
-            del followers[at]
-            if followers:
+        if isinstance(followers, Siblings):
+            followers.remove(block, self._tokens[block])
+            if followers.blocks:
                 return
         if isinstance(parent, int):
             self.after[parent] = None
         else:
             del self._first[parent]
 
+    def find(self, parent: Parent, tokens: bytes) -> BlockId | None:
+        """The published block of these tokens after `parent`."""
+        followers = self.after[parent] if isinstance(parent, int) else self._first.get(parent)
+        if isinstance(followers, int):
+            return followers if self._tokens[followers] == tokens else None
+        return None if followers is None else followers.find(tokens)
+
     def of(self, parent: Parent) -> Sequence[BlockId]:
         """The published blocks that follow `parent`."""
         followers = self.after[parent] if isinstance(parent, int) else self._first.get(parent)
         if followers is None:
             return ()
-        return (followers,) if isinstance(followers, int) else followers
+        return (followers,) if isinstance(followers, int) else followers.blocks
 
     def closest(self, parent: Parent, tokens: bytes) -> tuple[BlockId, int] | None:
         """The block after `parent` that begins most like `tokens`, and how many leading tokens they have in common.
 
         None if no block follows `parent`.
         """
-        followers = self.of(parent)
-        if not followers:
+        followers = self.after[parent] if isinstance(parent, int) else self._first.get(parent)
+        if followers is None:
             return None
-        at = bisect_left(followers, tokens, key=self._tokens)
-        beside = followers[max(0, at - 1) : at + 1]
+        if isinstance(followers, int):
+            return followers, common_tokens(self._tokens[followers], tokens)
+        beside = followers.blocks[followers.beside(tokens)]
         return max(
-            ((block, common_tokens(self._tokens(block), tokens)) for block in beside), key=lambda found: found[1]
+            ((block, common_tokens(self._tokens[block], tokens)) for block in beside), key=lambda found: found[1]
         )
 
-    def violations(self, places: Mapping[BlockId, Place]) -> Iterator[str]:
-        """What is wrong with the lists, given the places of all published blocks."""
+    def parents_first(self) -> Iterator[BlockId]:
+        """All listed blocks, each after the one that it follows."""
+        waiting = [block for followers in self._first.values() for block in followers.blocks]
+        while waiting:
+            block = waiting.pop()
+            yield block
+            waiting += self.of(block)
+
+    def violations(self, parents: Mapping[BlockId, Parent]) -> Iterator[str]:
+        """What is wrong with the lists, given the parents of all published blocks."""
         listed: dict[BlockId, Parent] = {}
-        for parent in (*map(BlockId, range(len(self.after))), *self._first):
+        everyone: list[Parent] = [*map(BlockId, range(len(self.after))), *self._first]
+        for parent in everyone:
             followers = self.of(parent)
             listed.update(dict.fromkeys(followers, parent))
-            tokens = [self._tokens(block) for block in followers if block in places]
+            tokens = [self._tokens[block] for block in followers]
             if tokens != sorted(set(tokens)):
                 yield f"the blocks after {_named(parent)} are out of order"
-        parents = {block: parent for block, (parent, _) in places.items()}
         for block in listed.keys() | parents.keys():
             if listed.get(block) != parents.get(block):
                 yield f"block {block} is listed after {_named(listed.get(block))}, wanted {_named(parents.get(block))}"
-
-    def _tokens(self, block: BlockId) -> bytes:
-        place = self._places[block]
-        assert place is not None, f"block {block} is listed and not published"
-        return place[1]
 
 
 def common_tokens(one: bytes, other: bytes) -> int:

@@ -5,8 +5,9 @@ Reads the books and changes nothing: no order of eviction, no figure.
 
 from collections.abc import Sequence
 
+from cache_manager.core.branches import Parent
 from cache_manager.core.partial_hits import PartialHits
-from cache_manager.core.prefix_index import Parent, PrefixIndex
+from cache_manager.core.prefix_index import PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
 from octavo.hashing import TOKEN_BYTES, hit_candidates
 from octavo.ids import BlockHash, BlockId, Epoch

@@ -436,10 +436,9 @@ class Ledger:
             self._merge(sequence, table, first, settled)
             new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
         if new:
-            hashes = tuple([self._index.hash_of(block) for block in new])
             account = self._account_of(table, new)
             self._pool.publish(new, account)
-            self._changes.published(hashes)
+            self._changes.published(self._index.hashes_of(new))
             self._news.published(table.root, new, claim(account.tenant, table.retain_seconds))
             self._stats.published_blocks += len(new)
 

@@ -38,11 +38,8 @@ class MirrorNews:
             return b""
         parts: list[bytes] = []
         for root, claim, blocks in self._published:
-            for block in blocks:
-                place = self._index.place_of(block)
-                if place is not None:
-                    before, tokens = place
-                    parts += record_parts(block, before if isinstance(before, int) else NO_BLOCK, root, tokens, claim)
+            for block, before, tokens in self._index.places_of(blocks):
+                parts += record_parts(block, before if isinstance(before, int) else NO_BLOCK, root, tokens, claim)
         self._published.clear()
         return b"".join(parts)
 

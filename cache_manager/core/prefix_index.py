@@ -11,7 +11,6 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import cast
 
 from cache_manager.core.branches import Branches, Parent, Place
 from octavo.hashing import TOKEN_BYTES
@@ -20,6 +19,8 @@ from octavo.ids import BlockHash, BlockId
 NextHash = Callable[[bytes, bytes], BlockHash]
 """(parent's hash, tokens) -> hash: `octavo.hashing.next_hash`."""
 
+_NO_HASH = BlockHash(b"")
+
 
 class PrefixIndex:
     """Place -> block, for one worker."""
@@ -27,48 +28,57 @@ class PrefixIndex:
     def __init__(self, num_blocks: int, block_size: int, next_hash: NextHash) -> None:
         self._block_bytes = TOKEN_BYTES * block_size
         self._next_hash = next_hash
-        self._blocks: dict[Place, BlockId] = {}
-        self._places: list[Place | None] = [None] * num_blocks
-        self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self.branches = Branches(self._places)
-        """What follows each block."""
+        self._num_blocks = num_blocks
+        self._open()
 
-    def __len__(self) -> int:
-        """Published blocks."""
-        return len(self._blocks)
+    def _open(self) -> None:
+        """Nothing is published."""
+        self._parents: list[Parent | None] = [None] * self._num_blocks
+        """None: nothing is published in the block, and its tokens and hash mean nothing."""
+        self._tokens = [b""] * self._num_blocks
+        self._hashes = [_NO_HASH] * self._num_blocks
+        self.branches = Branches(self._tokens)
+        """What follows each block."""
 
     def __contains__(self, block: BlockId) -> bool:
         """Whether the block is published."""
-        return self._hashes[block] is not None
+        return self._parents[block] is not None
 
     def hashes_of(self, blocks: Iterable[BlockId]) -> Iterator[BlockHash]:
         """The hashes of published blocks."""
-        return cast(Iterator[BlockHash], map(self._hashes.__getitem__, blocks))
+        return map(self._hashes.__getitem__, blocks)
 
     def hash_of(self, block: BlockId) -> BlockHash:
         """The hash of a published block."""
-        block_hash = self._hashes[block]
-        assert block_hash is not None, f"block {block} is not published"
-        return block_hash
+        assert self._parents[block] is not None, f"block {block} is not published"
+        return self._hashes[block]
 
     def hashes(self) -> list[BlockHash]:
-        """The hashes of all published blocks, parents first: a block is published after the one before it."""
-        return [self.hash_of(block) for block in self._blocks.values()]
+        """The hashes of all published blocks, parents first."""
+        return list(self.hashes_of(self.branches.parents_first()))
 
     def place_of(self, block: BlockId) -> Place | None:
         """Where the block is published; None if it is not."""
-        return self._places[block]
+        parent = self._parents[block]
+        return None if parent is None else (parent, self._tokens[block])
+
+    def places_of(self, blocks: Iterable[BlockId]) -> Iterator[tuple[BlockId, Parent, bytes]]:
+        """(block, what stands before it, its tokens) of those blocks that are published."""
+        parents, tokens = self._parents, self._tokens
+        for block in blocks:
+            parent = parents[block]
+            if parent is not None:
+                yield block, parent, tokens[block]
 
     def block_before(self, block: BlockId) -> BlockId | None:
         """The parent of a published block; None for the first of a chain."""
-        place = self._places[block]
-        assert place is not None, f"block {block} is not published"
-        parent, _ = place
+        parent = self._parents[block]
+        assert parent is not None, f"block {block} is not published"
         return parent if isinstance(parent, int) else None
 
     def is_vacant(self, place: Place) -> bool:
         """Whether no block is published there."""
-        return place not in self._blocks
+        return self.branches.find(*place) is None
 
     def longest_prefix(self, root: BlockHash, tokens: bytes, limit: int) -> tuple[list[BlockId], Place | None]:
         """Published blocks that hold the leading blocks of `tokens`, at most `limit` of them.
@@ -76,17 +86,24 @@ class PrefixIndex:
         Returns:
             These blocks, and the place of the block after them; None if the rest of the tokens fills none.
         """
+        width, held = self._block_bytes, self._tokens
+        find, after = self.branches.find, self.branches.after
         hits: list[BlockId] = []
-        width, find = self._block_bytes, self._blocks.get
         parent: Parent = root
-        for start in range(0, len(tokens) - width + 1, width):
-            place = (parent, tokens[start : start + width])
-            block = find(place) if len(hits) < limit else None
-            if block is None:
-                return hits, place
+        start = 0
+        block = find(root, tokens[:width]) if limit else None
+        while block is not None:
             hits.append(block)
-            parent = block
-        return hits, None
+            parent, start = block, start + width
+            if len(hits) == limit:
+                break
+            only = after[block]
+            if isinstance(only, int):  # as nearly always
+                block = only if tokens.startswith(held[only], start) else None
+            else:
+                block = None if only is None else only.find(tokens[start : start + width])
+        rest = tokens[start : start + width]
+        return hits, (parent, rest) if len(rest) == width else None
 
     def offer(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> list[BlockId]:
         """Publish full blocks that follow one another after `parent`, each unless its place is taken.
@@ -95,66 +112,65 @@ class PrefixIndex:
             For each block itself, which is published now, or the equal one that was published there before.
         """
         settled: list[BlockId] = []
-        settle, next_hash = self._blocks.setdefault, self._next_hash
-        places, hashes = self._places, self._hashes
-        after, new = self.branches.after, None
-        parent_hash = self._hash_before(parent)
+        for chunk in tokens:
+            known = self.branches.find(parent, chunk)
+            if known is None:
+                break
+            settled.append(known)
+            parent = known
+        first = len(settled)
+        if first < len(blocks):
+            self._publish(blocks[first:], parent, tokens[first:])
+        return [*settled, *blocks[first:]]
+
+    def _publish(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> None:
+        """Publish blocks that follow one another after `parent`, where nothing holds what the first of them does."""
+        parents, held, hashes, next_hash = self._parents, self._tokens, self._hashes, self._next_hash
+        after = self.branches.after
+        last_hash = self._hash_before(parent)
+        before: BlockId | None = None
         for block, chunk in zip(blocks, tokens, strict=True):
-            place = (parent, chunk)
-            parent = settle(place, block)
-            if parent == block:
-                places[block] = place
-                if new is None:
-                    self.branches.add(block, place)
-                else:  # published a moment ago: nothing else follows it
-                    after[new] = block
-                new = block
-                hashes[block] = parent_hash = next_hash(parent_hash, chunk)
-            else:
-                new = None
-                parent_hash = self.hash_of(parent)
-            settled.append(parent)
-        return settled
+            parents[block], held[block] = parent, chunk
+            hashes[block] = last_hash = next_hash(last_hash, chunk)
+            if before is None:
+                self.branches.add(block, parent)
+            else:  # published a moment ago: nothing else follows it
+                after[before] = block
+            parent = before = block
 
     def forget(self, blocks: Iterable[BlockId]) -> tuple[BlockHash, ...]:
         """Drop what is published in these blocks. Returns the hashes of those in which something was."""
         forgotten: list[BlockHash] = []
-        found, places, hashes, after = self._blocks, self._places, self._hashes, self.branches.after
+        parents, hashes, after = self._parents, self._hashes, self.branches.after
         for block in blocks:
-            place, block_hash = places[block], hashes[block]
-            if place is not None and block_hash is not None:
-                parent = place[0]
+            parent = parents[block]
+            if parent is not None:
                 if isinstance(parent, int) and after[parent] == block:  # nothing else follows it, as nearly always
                     after[parent] = None
                 else:
-                    self.branches.remove(block, place)
-                places[block] = hashes[block] = None
-                del found[place]
-                forgotten.append(block_hash)
+                    self.branches.remove(block, parent)
+                parents[block] = None
+                forgotten.append(hashes[block])
         return tuple(forgotten)
 
     def clear(self) -> int:
         """Drop what is published in all blocks. Returns in how many something was."""
-        count, num_blocks = len(self._blocks), len(self._places)
-        self._blocks.clear()
-        self._places = [None] * num_blocks
-        self._hashes = [None] * num_blocks
-        self.branches = Branches(self._places)
+        count = self._num_blocks - self._parents.count(None)
+        self._open()
         return count
 
     def violations(self) -> Iterator[str]:
         """What is wrong with the index."""
-        places = {BlockId(block): place for block, place in enumerate(self._places) if place is not None}
-        if len(places) != len(self._blocks):
-            yield f"{len(places)} blocks have a place, {len(self._blocks)} are found"
-        for block, (parent, tokens) in places.items():
-            if self._blocks.get((parent, tokens)) != block:
+        parents = {BlockId(block): parent for block, parent in enumerate(self._parents) if parent is not None}
+        for block, parent in parents.items():
+            tokens = self._tokens[block]
+            if self.branches.find(parent, tokens) != block:
                 yield f"block {block} is not found in its own place"
             if isinstance(parent, int) and parent not in self:
                 yield f"block {block} is published, block {parent} before it is not"
             elif self._next_hash(self._hash_before(parent), tokens) != self._hashes[block]:
                 yield f"block {block} is published under a hash that is not its own"
-        yield from self.branches.violations(places)
+        yield from self.branches.violations(parents)
 
     def _hash_before(self, parent: Parent) -> BlockHash:
         return self.hash_of(parent) if isinstance(parent, int) else parent

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.books import empty_books
+from cache_manager.core.branches import Parent, Place
 from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
-from cache_manager.core.prefix_index import NextHash, Parent, Place
+from cache_manager.core.prefix_index import NextHash
 from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
 from octavo.hashing import TOKEN_BYTES, next_hash, token_bytes, tokens_of_bytes

@@ -14,11 +14,9 @@ TOKENS = st.lists(st.sampled_from([0, 1, 256, 2**32 - 1]), min_size=3, max_size=
 
 def branches_of(parent, *followers: list[int]) -> Branches:
     """Blocks 1, 2, ... after one parent."""
-    places = [None, *((parent, token_bytes(tokens)) for tokens in followers)]
-    branches = Branches(places)
-    for block, place in enumerate(places):
-        if place is not None:
-            branches.add(BlockId(block), place)
+    branches = Branches([b"", *map(token_bytes, followers)])
+    for block in range(1, len(followers) + 1):
+        branches.add(BlockId(block), parent)
     return branches
 
 
@@ -36,14 +34,20 @@ class TestClosest:
         assert branches.closest(parent, token_bytes([1, 7, 8])) == (3, 2)
         assert branches.closest(parent, token_bytes([1, 2, 9])) == (2, 3)
 
+    def test_a_block_is_found_by_all_of_its_tokens(self, parent):
+        branches = branches_of(parent, [1, 2, 3], [1, 2, 9])
+        assert branches.find(parent, token_bytes([1, 2, 9])) == 2
+        assert branches.find(parent, token_bytes([1, 2])) is None
+        assert branches_of(parent, [1, 2, 3]).find(parent, token_bytes([1, 2, 4])) is None
+
     def test_tokens_that_end_inside_a_block_are_found_in_it(self, parent):
         assert branches_of(parent, [1, 2, 3], [4, 5, 6]).closest(parent, token_bytes([4, 5])) == (2, 2)
 
     def test_a_block_that_was_dropped_is_not_found(self, parent):
         branches = branches_of(parent, [1, 2, 3], [1, 2, 9])
-        branches.remove(BlockId(2), (parent, token_bytes([1, 2, 9])))
+        branches.remove(BlockId(2), parent)
         assert branches.closest(parent, token_bytes([1, 2, 9])) == (1, 2)
-        branches.remove(BlockId(1), (parent, token_bytes([1, 2, 3])))
+        branches.remove(BlockId(1), parent)
         assert branches.closest(parent, token_bytes([1, 2, 9])) is None
 
     def test_one_of_ten_thousand_is_found(self, parent):
@@ -77,9 +81,18 @@ def test_tokens_in_common_are_counted_from_the_left(one, other):
 
 def test_the_lists_are_audited():
     branches = branches_of(ROOT, [1, 2, 3], [4, 5, 6])
-    first, second = (ROOT, token_bytes([1, 2, 3])), (ROOT, token_bytes([4, 5, 6]))
-    assert list(branches.violations({BlockId(1): first, BlockId(2): second})) == []
-    assert list(branches.violations({BlockId(1): first})) == [f"block 2 is listed after {ROOT.hex()}, wanted None"]
-    assert list(branches.violations({BlockId(1): first, BlockId(2): (BlockId(1), second[1])})) == [
+    assert list(branches.violations({BlockId(1): ROOT, BlockId(2): ROOT})) == []
+    assert list(branches.violations({BlockId(1): ROOT})) == [f"block 2 is listed after {ROOT.hex()}, wanted None"]
+    assert list(branches.violations({BlockId(1): ROOT, BlockId(2): BlockId(1)})) == [
         f"block 2 is listed after {ROOT.hex()}, wanted 1"
     ]
+
+
+def test_all_blocks_are_named_parents_first():
+    branches = Branches([token_bytes([number]) for number in range(5)])
+    for block, parent in ((4, ROOT), (2, 4), (0, 2), (1, 4), (3, ROOT)):
+        branches.add(BlockId(block), parent)
+    order = list(branches.parents_first())
+    assert sorted(order) == [0, 1, 2, 3, 4]
+    assert order.index(4) < order.index(2) < order.index(0)
+    assert order.index(4) < order.index(1)

@@ -80,8 +80,8 @@ def test_a_block_is_found_by_its_tokens_even_when_all_hashes_are_the_same():
     [
         (lambda index: index.forget([BlockId(0)]), "block 1 is published, block 0 before it is not"),
         (lambda index: index._hashes.__setitem__(1, ROOT), "block 1 is published under a hash that is not its own"),
-        (lambda index: index._places.__setitem__(1, (0, C)), "block 1 is not found in its own place"),
-        (lambda index: index._blocks.clear(), "2 blocks have a place, 0 are found"),
+        (lambda index: index._parents.__setitem__(1, ROOT), "block 1 is not found in its own place"),
+        (lambda index: index.branches.after.__setitem__(0, None), "block 1 is listed after None, wanted 0"),
     ],
 )
 def test_the_check_finds_what_was_spoilt(spoil, violation):
