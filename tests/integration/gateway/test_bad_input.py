@@ -52,13 +52,11 @@ BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
     "no tokens": (ids(), "prompt.tokens.ids: empty, wanted at least one token"),
     "no messages": (chat(), "prompt.chat.messages: 0 messages, wanted at least 1"),
     "no tools": (
-        gateway_v1.GenerateRequest(chat=gateway_v1.Chat(messages=[gateway_v1.ChatMessage(role="user")], tools="{}")),
+        v1.GenerateRequest(chat=v1.Chat(messages=[v1.ChatMessage(role="user")], tools="{}")),
         "prompt.chat.tools: dict, wanted a list of objects",
     ),
     "no calls": (
-        gateway_v1.GenerateRequest(
-            chat=gateway_v1.Chat(messages=[gateway_v1.ChatMessage(role="user", tool_calls="[1]")])
-        ),
+        v1.GenerateRequest(chat=v1.Chat(messages=[v1.ChatMessage(role="user", tool_calls="[1]")])),
         "prompt.chat.messages[0].tool_calls[0]: int, wanted an object",
     ),
     "no role": (chat(("user", "a"), ("", "b")), "prompt.chat.messages[1].role: empty"),
