@@ -9,6 +9,7 @@ the gateway raised; besides them, TimeoutError when the deadline passed and Conn
 `Client` does the same without asyncio.
 """
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,17 +18,17 @@ from typing import Self
 
 import grpc
 
-from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
-from octavo.records import FinishReason
+from octavo.records import FinishReason, TokenLogprobs
 from octavo.service import CHANNEL_OPTIONS, open_channel
 from octavo.status import error_from
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import finish_reason_from_wire, index_state_from_wire
+from octavo.wire import beam_to_wire, finish_reason_from_wire, index_state_from_wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,10 @@ class Sample:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token, where they were asked for."""
+    cumulative_logprob: float | None = None
+    """Of its tokens together, where logprobs, best_of or beam were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class Completion:
 
     samples: tuple[Sample, ...]
     usage: Usage
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's second token and those behind it, where they were asked for."""
 
     @property
     def text(self) -> str:
@@ -88,7 +95,7 @@ class AsyncClient:
     async def generate(
         self, request: Generation | str, *, timeout_seconds: float | None = None
     ) -> AsyncGenerator[Event]:
-        """Started, then Deltas and one Finished per sample, then Usage, each as soon as the gateway says it.
+        """Started, PromptLogprobs if asked for, Deltas and one Finished per sample, then Usage, each as it is said.
 
         Leaving the loop early needs `contextlib.aclosing` around the generator to cancel the request at once.
 
@@ -165,27 +172,35 @@ def _failures_of(address: str) -> Generator[None]:
 
 
 def _completion(events: Iterable[Event]) -> Completion:
-    texts: dict[int, list[str]] = {}
-    tokens: dict[int, list[int]] = {}
-    reasons: dict[int, FinishReason] = {}
+    deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+    ends: dict[int, Finished] = {}
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     usage: Usage | None = None
     for event in events:
         match event:
-            case Delta(sample, text, token_ids):
-                texts.setdefault(sample, []).append(text)
-                tokens.setdefault(sample, []).extend(token_ids)
-            case Finished(sample, reason):
-                reasons[sample] = reason
+            case PromptLogprobs():
+                prompt_logprobs = event.tokens
+            case Delta():
+                deltas[event.sample].append(event)
+            case Finished():
+                ends[event.sample] = event
             case Usage():
                 usage = event
             case Started():
                 pass
     assert usage is not None, "the gateway ended a request without its usage"
-    samples = (
-        Sample(text="".join(texts.get(at, ())), token_ids=tuple(tokens.get(at, ())), finish_reason=reasons[at])
-        for at in sorted(reasons)
+    samples = tuple(_sample(deltas[at], ends[at]) for at in sorted(ends))
+    return Completion(samples=samples, usage=usage, prompt_logprobs=prompt_logprobs)
+
+
+def _sample(deltas: list[Delta], end: Finished) -> Sample:
+    return Sample(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        finish_reason=end.reason,
+        logprobs=tuple(logprobs for delta in deltas for logprobs in delta.logprobs),
+        cumulative_logprob=end.cumulative_logprob,
     )
-    return Completion(samples=tuple(samples), usage=usage)
 
 
 # ---- values <-> protobuf -------------------------------------------------------------------------------------
@@ -218,6 +233,17 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt,
         retain_seconds=request.retain_seconds,
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        stop_token_ids=request.stop_token_ids,
+        min_tokens=request.min_tokens,
+        logprobs=request.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        best_of=request.best_of or 0,
+        beam=beam_to_wire(request.beam),
     )
     match request.prompt:
         case TextPrompt(text):
@@ -252,10 +278,21 @@ def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:
                 predicted_cached_tokens=reply.started.predicted_cached_tokens,
                 index_state=index_state_from_wire(reply.started.index_state),
             )
+        case "prompt_logprobs":
+            return PromptLogprobs(_logprobs_from_wire(reply.prompt_logprobs.tokens))
         case "delta":
-            return Delta(reply.delta.sample, reply.delta.text, tuple(reply.delta.token_ids))
+            return Delta(
+                reply.delta.sample,
+                reply.delta.text,
+                tuple(reply.delta.token_ids),
+                _logprobs_from_wire(reply.delta.logprobs),
+            )
         case "finished":
-            return Finished(reply.finished.sample, finish_reason_from_wire(reply.finished.reason))
+            return Finished(
+                reply.finished.sample,
+                finish_reason_from_wire(reply.finished.reason),
+                reply.finished.cumulative_logprob if reply.finished.HasField("cumulative_logprob") else None,
+            )
         case "usage":
             return Usage(
                 prompt_tokens=reply.usage.prompt_tokens,
@@ -267,3 +304,10 @@ def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:
             )
         case None:
             raise ValueError("the gateway sent a reply of a kind that this client does not know")
+
+
+def _logprobs_from_wire(tokens: Iterable[gateway_v1.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(token.logprob, tuple((likely.token_id, likely.logprob) for likely in token.top))
+        for token in tokens
+    )

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
 from gateway.core.account import OPEN, Account
-from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.best_of import best_of
+from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.fleet import GRACE_SECONDS, Fleet, ReservationId, WorkerProcess, process_of
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, Limits
@@ -210,13 +211,21 @@ class Dispatcher:
             if self._draining:
                 raise Draining("this gateway finishes what it has and takes nothing new")
             job = await self._intake.job(request, account, arrived, seconds_left)
-            async with self._door.place(job.deadline), aclosing(self._run(job)) as events:
+            async with self._door.place(job.deadline), aclosing(self._told(job)) as events:
                 async for event in events:
                     sent = True
                     yield event
         except (OctavoError, TimeoutError):
             self.counters.refused += not sent
             raise
+
+    async def _told(self, job: Job) -> AsyncGenerator[Event]:
+        """What the client hears of a job."""
+        async with aclosing(self._run(job)) as events:
+            chosen = job.told_samples < job.submission.samples
+            told = best_of(events, job.told_samples, tells_logprobs=job.tells_logprobs) if chosen else events
+            async for event in told:
+                yield event
 
     async def _run(self, job: Job) -> AsyncGenerator[Event]:
         """Send a job to a worker, and to another one if that is lost before it said anything."""
@@ -266,7 +275,7 @@ class Dispatcher:
 
     async def _follow(
         self, job: Job, visit: _Visit, transcript: Transcript
-    ) -> AsyncGenerator[Delta | Finished | Usage]:
+    ) -> AsyncGenerator[PromptLogprobs | Delta | Finished | Usage]:
         """A worker's reports as events, up to the last sample's end; then the bill."""
         first_token: float | None = None
         while not transcript.finished:

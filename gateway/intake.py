@@ -37,6 +37,10 @@ class Job:
     submission: Submission
     """As a worker will get it; the stream to the worker numbers it."""
     stop: tuple[str, ...]
+    told_samples: int
+    """Of those that are made, how many the client is told."""
+    tells_logprobs: bool
+    """Whether the client hears how likely each token was."""
     arrived: float
     deadline: float
 
@@ -79,7 +83,7 @@ class Intake:
         model = self._catalogue.named(request.model)
         pools = [worker.pool for worker in self._catalogue.available(model)]
         prompt = await _tokens_of(request.prompt, model)
-        check_vocabulary(prompt, min(pool.vocab_size for pool in pools))
+        check_vocabulary(prompt, request, min(pool.vocab_size for pool in pools))
         patience = self._max_request_seconds if seconds_left is None else seconds_left
         return Job(
             request_id=uuid.uuid4().hex,
@@ -88,14 +92,20 @@ class Intake:
                 request=0,
                 prompt=prompt,
                 max_tokens=output_budget(len(prompt), request.max_tokens, pools),
-                samples=request.samples,
+                samples=request.made_samples,
                 sampling=self._sampling_of(request),
-                stop_tokens=frozenset() if request.ignore_eos else model.stop_tokens,
+                stop_tokens=_stop_tokens(request, model),
                 scope=Scope(salt=account.salt(request.cache_salt)),
                 tenant=account.tag,
                 retain_seconds=request.retain_seconds,
+                min_tokens=request.min_tokens,
+                logprobs=_ranked_by(request),
+                prompt_logprobs=request.prompt_logprobs,
+                beam=request.beam,
             ),
             stop=request.stop,
+            told_samples=request.samples,
+            tells_logprobs=request.logprobs is not None,
             arrived=arrived,
             deadline=arrived + patience,
         )
@@ -106,7 +116,22 @@ class Intake:
             top_k=request.top_k,
             top_p=request.top_p,
             seed=self._random.getrandbits(_SEED_BITS) if request.seed is None else request.seed,
+            min_p=request.min_p,
+            repetition_penalty=request.repetition_penalty,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=tuple(sorted(request.logit_bias.items())),
         )
+
+
+def _stop_tokens(request: Generation, model: ServedModel) -> frozenset[int]:
+    own = frozenset(request.stop_token_ids)
+    return own if request.ignore_eos else own | model.stop_tokens
+
+
+def _ranked_by(request: Generation) -> int | None:
+    """The logprobs that a worker must tell: the best of several samples are chosen by them."""
+    return 0 if request.logprobs is None and request.made_samples > request.samples else request.logprobs
 
 
 async def _tokens_of(prompt: Prompt | None, model: ServedModel) -> tuple[int, ...]:

@@ -5,15 +5,22 @@ from contextlib import aclosing
 
 import grpc
 
-from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
 from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.tenancy import Tenancy
+from octavo.records import TokenLogprobs
 from octavo.status import Context
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import explanation_to_wire, finish_reason_to_wire, index_state_to_wire, worker_to_wire
+from octavo.wire import (
+    beam_from_wire,
+    explanation_to_wire,
+    finish_reason_to_wire,
+    index_state_to_wire,
+    worker_to_wire,
+)
 
 SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -98,6 +105,17 @@ def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
         ignore_eos=message.ignore_eos,
         cache_salt=message.cache_salt,
         retain_seconds=message.retain_seconds,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=dict(message.logit_bias),
+        stop_token_ids=tuple(message.stop_token_ids),
+        min_tokens=message.min_tokens,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        best_of=message.best_of or None,
+        beam=beam_from_wire(message.beam) if message.HasField("beam") else None,
     )
 
 
@@ -130,11 +148,21 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
                     index_state=index_state_to_wire(event.index_state),
                 )
             )
-        case Delta(sample, text, token_ids):
-            return gateway_v1.GenerateReply(delta=gateway_v1.Delta(sample=sample, text=text, token_ids=token_ids))
-        case Finished(sample, reason):
+        case PromptLogprobs(tokens):
             return gateway_v1.GenerateReply(
-                finished=gateway_v1.Finished(sample=sample, reason=finish_reason_to_wire(reason))
+                prompt_logprobs=gateway_v1.PromptLogprobs(tokens=map(_logprobs_to_wire, tokens))
+            )
+        case Delta(sample, text, token_ids, logprobs):
+            return gateway_v1.GenerateReply(
+                delta=gateway_v1.Delta(
+                    sample=sample, text=text, token_ids=token_ids, logprobs=map(_logprobs_to_wire, logprobs)
+                )
+            )
+        case Finished(sample, reason, cumulative_logprob):
+            return gateway_v1.GenerateReply(
+                finished=gateway_v1.Finished(
+                    sample=sample, reason=finish_reason_to_wire(reason), cumulative_logprob=cumulative_logprob
+                )
             )
         case Usage():
             return gateway_v1.GenerateReply(
@@ -147,3 +175,10 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
                     total_seconds=event.total_seconds,
                 )
             )
+
+
+def _logprobs_to_wire(token: TokenLogprobs) -> gateway_v1.TokenLogprobs:
+    return gateway_v1.TokenLogprobs(
+        logprob=token.logprob,
+        top=[gateway_v1.TokenLogprob(token_id=likely, logprob=logprob) for likely, logprob in token.top],
+    )

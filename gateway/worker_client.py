@@ -17,7 +17,7 @@ import grpc
 
 from gateway.core.fleet import WorkerProcess, process_of
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
-from octavo.records import SampleFinished, StepReport, Submission, Tokens, WorkerInfo
+from octavo.records import PromptLogprobs, SampleFinished, StepReport, Submission, Tokens, WorkerInfo
 from octavo.service import open_channel
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
@@ -156,13 +156,17 @@ def _by_request(report: StepReport) -> dict[int, StepReport]:
     for end in report.finished:
         finished[end.request].append(end)
     prefilled = {done.request: (done,) for done in report.prefilled}
+    scored: defaultdict[int, list[PromptLogprobs]] = defaultdict(list)
+    for part in report.prompt_logprobs:
+        scored[part.request].append(part)
     return {
         request: StepReport(
             tokens=tuple(tokens.get(request, ())),
             prefilled=prefilled.get(request, ()),
             finished=tuple(finished.get(request, ())),
+            prompt_logprobs=tuple(scored.get(request, ())),
         )
-        for request in tokens.keys() | prefilled.keys() | finished.keys()
+        for request in tokens.keys() | prefilled.keys() | finished.keys() | scored.keys()
     }
 
 
@@ -174,6 +178,7 @@ def _joined(reports: Sequence[StepReport]) -> StepReport:
         tokens=tuple(new for report in reports for new in report.tokens),
         prefilled=tuple(done for report in reports for done in report.prefilled),
         finished=tuple(end for report in reports for end in report.finished),
+        prompt_logprobs=tuple(part for report in reports for part in report.prompt_logprobs),
     )
 
 

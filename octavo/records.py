@@ -387,6 +387,39 @@ class SamplingParams:
     """0 keeps all."""
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    """Keeps what has at least this share of the likeliest token's probability."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that prompt and output hold, and multiplies their negative ones."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens that the output holds."""
+    frequency_penalty: float = 0.0
+    """Likewise, as often as the output holds them."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), by id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """A search for the likeliest texts in place of draws."""
+
+    width: int
+    """Beams kept."""
+    length_penalty: float = 1.0
+    """Texts are ranked by the logarithm of their probability over their length to this power."""
+    early_stopping: bool = False
+    """End as soon as `width` texts have ended, though better ones may come."""
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely a token was, and which were the likeliest in its place: natural logarithms of probabilities.
+
+    Under the model's own distribution, that of its logits as they are.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logarithm), the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,6 +442,14 @@ class Submission:
     """Number of the first of `samples`, the others follow: 0 unless an earlier visit to a worker ended some."""
     carried_tokens: int = 0
     """Of the end of `prompt`, what an earlier visit drew: output as to `max_tokens` and everything else."""
+    min_tokens: int = 0
+    """Output tokens before which no stop token is drawn."""
+    logprobs: int | None = None
+    """None: not wanted. Else how many of the likeliest are listed with each output token."""
+    prompt_logprobs: int | None = None
+    """Likewise for the prompt's tokens from the second on."""
+    beam: BeamSearch | None = None
+    """`samples` are then the best that it finds."""
 
     @property
     def output_begins(self) -> int:
@@ -447,6 +488,18 @@ class Tokens:
     request: int
     sample: int
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token, where they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of consecutive tokens of a prompt. Every position is told once, in order, from the second on."""
+
+    request: int
+    start: int
+    """Position of the first."""
+    tokens: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +517,8 @@ class SampleFinished:
     request: int
     sample: int
     reason: FinishReason
+    cumulative_logprob: float | None = None
+    """Of a beam: its score before the length penalty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,3 +537,4 @@ class StepReport:
     prefilled: tuple[Prefilled, ...] = ()
     finished: tuple[SampleFinished, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()

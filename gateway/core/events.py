@@ -1,9 +1,9 @@
-"""What a client hears of its request: Started, then Deltas and one Finished per sample, then Usage."""
+"""What a client hears of its request: Started, PromptLogprobs, Deltas and one Finished per sample, then Usage."""
 
 from dataclasses import dataclass
 
 from octavo.ids import WorkerId
-from octavo.records import FinishReason, IndexState
+from octavo.records import FinishReason, IndexState, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the prompt was: once, before the first Delta, where it was asked for."""
+
+    tokens: tuple[TokenLogprobs, ...]
+    """Of the prompt's second token and those behind it; the first has none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one sample gained. The texts of a sample's deltas, joined, are its whole text."""
 
@@ -30,6 +38,8 @@ class Delta:
     text: str
     """May be empty: text that could still become part of a character or a stop string is held back."""
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,8 @@ class Finished:
 
     sample: int
     reason: FinishReason
+    cumulative_logprob: float | None = None
+    """Of its tokens together, where logprobs, best_of or beam were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +68,4 @@ class Usage:
     total_seconds: float
 
 
-Event = Started | Delta | Finished | Usage
+Event = Started | PromptLogprobs | Delta | Finished | Usage

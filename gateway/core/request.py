@@ -4,13 +4,13 @@ Every rule names the field as the schema spells it and shows both numbers. What 
 prompt fits a pool) is judged by `gateway.core.admission`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.core.tool_calls import objects_in
 from octavo.errors import InvalidRequest
-from octavo.records import MAX_RETAIN_SECONDS
+from octavo.records import MAX_RETAIN_SECONDS, BeamSearch
+from octavo.sampling import require_beam, require_biases, require_knobs, require_top_logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,33 @@ class Generation:
     """Prompts of different salts never share blocks."""
     retain_seconds: int = 0
     """After its end, how long what was computed should stay, as far as the tenant's quota reaches."""
+    min_p: float = 0.0
+    """Keeps what has at least this share of the likeliest token's probability."""
+    repetition_penalty: float = 1.0
+    """Above 1 makes tokens that prompt and output hold less likely, as transformers does."""
+    presence_penalty: float = 0.0
+    """-2 to 2: taken from the logit of each token that the output holds."""
+    frequency_penalty: float = 0.0
+    """-2 to 2: likewise, as often as it stands there."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Token id to what is added to its logit, -100 to 100."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a sample besides the model's own end, and are not part of its text."""
+    min_tokens: int = 0
+    """Output tokens before which no token ends a sample. Stop strings still do."""
+    logprobs: int | None = None
+    """None: not wanted. Else that of each output token, and so many of the likeliest in its place."""
+    prompt_logprobs: int | None = None
+    """Likewise of the prompt's tokens from the second on."""
+    best_of: int | None = None
+    """Samples to make, of which the likeliest a token are told, at the end; None: as many as `samples`."""
+    beam: BeamSearch | None = None
+    """Search instead of drawing; the best `samples` are told, at the end."""
+
+    @property
+    def made_samples(self) -> int:
+        """Those that a worker makes; `samples` of them are told."""
+        return self.samples if self.best_of is None else self.best_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +119,7 @@ class Limits:
     max_stop_strings: int = 16
     max_stop_bytes: int = 1024
     """Of one stop string."""
+    max_stop_tokens: int = 64
 
 
 def check_request(request: Generation, limits: Limits) -> None:
@@ -102,19 +130,25 @@ def check_request(request: Generation, limits: Limits) -> None:
     """
     _check_prompt(request.prompt, limits)
     _check_counts(request, limits)
-    _check_sampling(request)
-    _check_stop(request.stop, limits)
+    _check_sampling(request, limits)
+    _check_stop(request, limits)
 
 
-def check_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+def check_vocabulary(prompt: Sequence[int], request: Generation, vocab_size: int) -> None:
     """Refuse token ids that the model does not have.
 
     Raises:
         InvalidRequest: naming the first of them.
     """
-    if ids and max(ids) >= vocab_size:
-        at, token = next((at, token) for at, token in enumerate(ids) if token >= vocab_size)
-        raise InvalidRequest(f"prompt.tokens.ids[{at}]: {token}, vocabulary has {vocab_size}")
+    fields = (
+        ("prompt.tokens.ids", prompt),
+        ("stop_token_ids", request.stop_token_ids),
+        ("logit_bias", tuple(request.logit_bias)),
+    )
+    for name, ids in fields:
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            at, token = next((at, token) for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+            raise InvalidRequest(f"{name}[{at}]: {token}, vocabulary has {vocab_size}")
 
 
 def _check_prompt(prompt: Prompt | None, limits: Limits) -> None:
@@ -153,23 +187,39 @@ def _check_counts(request: Generation, limits: Limits) -> None:
         raise InvalidRequest(f"max_tokens: {request.max_tokens}, wanted at least 1")
     if not 1 <= request.samples <= limits.max_samples:
         raise InvalidRequest(f"n: {request.samples}, wanted 1 to {limits.max_samples}")
+    if not request.samples <= request.made_samples <= limits.max_samples:
+        raise InvalidRequest(f"best_of: {request.best_of}, wanted n ({request.samples}) to {limits.max_samples}")
+    if request.min_tokens < 0:
+        raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at least 0")
+    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
+        raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at most max_tokens ({request.max_tokens})")
     if not 0 <= request.retain_seconds <= MAX_RETAIN_SECONDS:
         raise InvalidRequest(f"retain_seconds: {request.retain_seconds}, wanted 0 to {MAX_RETAIN_SECONDS}")
 
 
-def _check_sampling(request: Generation) -> None:
-    if not 0 <= request.temperature < inf:  # false for NaN as well
-        raise InvalidRequest(f"temperature: {request.temperature:.9g}, wanted at least 0 and finite")
-    if request.top_k < 0:
-        raise InvalidRequest(f"top_k: {request.top_k}, wanted at least 0")
-    if not 0 < request.top_p <= 1:
-        raise InvalidRequest(f"top_p: {request.top_p:.9g}, wanted in (0, 1]")
+def _check_sampling(request: Generation, limits: Limits) -> None:
+    require_knobs(request)
+    require_biases(request.logit_bias.items())
+    require_top_logprobs("logprobs", request.logprobs)
+    require_top_logprobs("prompt_logprobs", request.prompt_logprobs)
+    if request.beam is not None:
+        if request.best_of is not None:
+            raise InvalidRequest(f"best_of: {request.best_of} with beam, wanted none: the search tells its best")
+        require_beam(
+            request.beam,
+            samples=request.samples,
+            temperature=request.temperature,
+            logprobs=request.logprobs,
+            most=limits.max_samples,
+        )
 
 
-def _check_stop(stop: tuple[str, ...], limits: Limits) -> None:
-    if len(stop) > limits.max_stop_strings:
-        raise InvalidRequest(f"stop: {len(stop)} strings, at most {limits.max_stop_strings}")
-    for at, string in enumerate(stop):
+def _check_stop(request: Generation, limits: Limits) -> None:
+    if len(request.stop_token_ids) > limits.max_stop_tokens:
+        raise InvalidRequest(f"stop_token_ids: {len(request.stop_token_ids)} ids, at most {limits.max_stop_tokens}")
+    if len(request.stop) > limits.max_stop_strings:
+        raise InvalidRequest(f"stop: {len(request.stop)} strings, at most {limits.max_stop_strings}")
+    for at, string in enumerate(request.stop):
         size = len(string.encode())
         if not 1 <= size <= limits.max_stop_bytes:
             raise InvalidRequest(f"stop[{at}]: {size} bytes, wanted 1 to {limits.max_stop_bytes}")

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from gateway.core.events import Delta, Finished
+from gateway.core.events import Delta, Finished, PromptLogprobs
 from gateway.core.stops import StopScanner
-from octavo.records import FinishReason, StepReport
+from octavo.records import FinishReason, StepReport, TokenLogprobs, Tokens
 
 
 class Detokenizer(Protocol):
@@ -32,6 +32,8 @@ class _Sample:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stops)
         self.finished = False
+        self.cumulative_logprob: float | None = None
+        """Of the tokens taken, where their logprobs are told."""
 
     def push(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """(text, tokens taken): one token at a time, so that none after a stop string is taken."""
@@ -57,6 +59,7 @@ class Transcript:
     def __init__(self, samples: int, detokenizer: Callable[[], Detokenizer], stops: tuple[str, ...]) -> None:
         """Expect `samples` outputs, each with a detokenizer of its own."""
         self._samples = [_Sample(detokenizer(), stops) for _ in range(samples)]
+        self._prompt_logprobs: list[TokenLogprobs] = []
         self.cached_tokens = 0
         """Of the prompt, as the worker reported it."""
         self.output_tokens = 0
@@ -67,34 +70,41 @@ class Transcript:
         """Whether every sample has ended."""
         return all(sample.finished for sample in self._samples)
 
-    def add(self, report: StepReport) -> Iterator[Delta | Finished]:
+    def add(self, report: StepReport) -> Iterator[PromptLogprobs | Delta | Finished]:
         """The events of a report about this request, in order; one Delta for all that a sample gained."""
+        self._prompt_logprobs += (token for part in report.prompt_logprobs for token in part.tokens)
         for prefilled in report.prefilled:
             self.cached_tokens = prefilled.cached_tokens
-        grown: defaultdict[int, list[int]] = defaultdict(list)
+            if self._prompt_logprobs:
+                yield PromptLogprobs(tuple(self._prompt_logprobs))
+        grown: defaultdict[int, list[Tokens]] = defaultdict(list)
         for new in report.tokens:
-            grown[new.sample] += new.tokens
-        for sample, tokens in grown.items():
-            yield from self._grow(sample, tokens)
+            grown[new.sample].append(new)
+        for sample, runs in grown.items():
+            yield from self._grow(sample, runs)
         for end in report.finished:
-            yield from self._end(end.sample, end.reason)
+            yield from self._end(end.sample, end.reason, end.cumulative_logprob)
 
-    def _grow(self, at: int, tokens: Sequence[int]) -> Iterator[Delta | Finished]:
+    def _grow(self, at: int, runs: Sequence[Tokens]) -> Iterator[Delta | Finished]:
         sample = self._samples[at]
         if sample.finished:
             return
-        text, taken = sample.push(tokens)
+        text, taken = sample.push([token for run in runs for token in run.tokens])
+        logprobs = tuple(token for run in runs for token in run.logprobs)[: len(taken)]
         self.output_tokens += len(taken)
-        yield Delta(at, text, taken)
+        if logprobs:
+            sample.cumulative_logprob = sum((token.logprob for token in logprobs), sample.cumulative_logprob or 0.0)
+        yield Delta(at, text, taken, logprobs)
         if sample.stopped:
             sample.finished = True
-            yield Finished(at, FinishReason.STOP)
+            yield Finished(at, FinishReason.STOP, sample.cumulative_logprob)
 
-    def _end(self, at: int, reason: FinishReason) -> Iterator[Delta | Finished]:
+    def _end(self, at: int, reason: FinishReason, cumulative_logprob: float | None) -> Iterator[Delta | Finished]:
         sample = self._samples[at]
         if sample.finished:
             return
         sample.finished = True
         if rest := sample.flush():
             yield Delta(at, rest, ())
-        yield Finished(at, FinishReason.STOP if sample.stopped else reason)
+        known = sample.cumulative_logprob if cumulative_logprob is None else cumulative_logprob
+        yield Finished(at, FinishReason.STOP if sample.stopped else reason, known)

@@ -23,54 +23,65 @@ _sym_db = _symbol_database.Default()
 
 
 from octavo.v1 import cache_manager_pb2 as octavo_dot_v1_dot_cache__manager__pb2
+from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 from octavo.v1 import worker_pb2 as octavo_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17octavo/v1/gateway.proto\x12\toctavo.v1\x1a\x1doctavo/v1/cache_manager.proto\x1a\x16octavo/v1/worker.proto\"\xf6\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12%\n\x06tokens\x18\x04 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\t\n\x01n\x18\x06 \x01(\x05\x12\x18\n\x0btemperature\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x08 \x01(\x05\x12\x12\n\x05top_p\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x12\n\ncache_salt\x18\r \x01(\t\x12\x16\n\x0eretain_seconds\x18\x0e \x01(\x05\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seed\"?\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x01(\t\"d\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x12\n\ntool_calls\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xad\x01\n\rGenerateReply\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.octavo.v1.StartedH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.octavo.v1.DeltaH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.octavo.v1.FinishedH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x10.octavo.v1.UsageH\x00\x42\x06\n\x04kind\"\x94\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x1f\n\x17predicted_cached_tokens\x18\x04 \x01(\r\x12*\n\x0bindex_state\x18\x05 \x01(\x0e\x32\x15.octavo.v1.IndexState\"8\n\x05\x44\x65lta\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"C\n\x08\x46inished\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.octavo.v1.FinishReason\"\x9b\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12#\n\x1btime_to_first_token_seconds\x18\x05 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x06 \x01(\x01\"\x13\n\x11ListModelsRequest\"3\n\x0fListModelsReply\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\"@\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10max_model_tokens\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\"=\n\x0e\x45xplainRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.octavo.v1.GenerateRequest\"T\n\x0c\x45xplainReply\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12-\n\x07workers\x18\x02 \x03(\x0b\x32\x1c.octavo.v1.WorkerExplanation\"S\n\x11WorkerExplanation\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12+\n\x05\x63\x61\x63he\x18\x02 \x01(\x0b\x32\x1c.octavo.v1.PromptExplanation\"\x11\n\x0fGetFleetRequest\"`\n\rGetFleetReply\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.octavo.v1.WorkerInfo\x12\'\n\x07gateway\x18\x02 \x01(\x0b\x32\x16.octavo.v1.GatewayLoad\"\xea\x01\n\x0bGatewayLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x12\x1f\n\x17predicted_cached_tokens\x18\x05 \x01(\x04\x12\x1f\n\x17\x64\x65livered_cached_tokens\x18\x06 \x01(\x04\x12*\n\x0bindex_state\x18\x07 \x01(\x0e\x32\x15.octavo.v1.IndexState\x12\x16\n\x0e\x66\x61iled_lookups\x18\x08 \x01(\x04*t\n\nIndexState\x12\x1b\n\x17INDEX_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11INDEX_STATE_EXACT\x10\x01\x12\x18\n\x14INDEX_STATE_DEGRADED\x10\x02\x12\x18\n\x14INDEX_STATE_FALLBACK\x10\x03\x32\x98\x02\n\tInference\x12\x42\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x18.octavo.v1.GenerateReply0\x01\x12\x46\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1a.octavo.v1.ListModelsReply\x12=\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x17.octavo.v1.ExplainReply\x12@\n\x08GetFleet\x12\x1a.octavo.v1.GetFleetRequest\x1a\x18.octavo.v1.GetFleetReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17octavo/v1/gateway.proto\x12\toctavo.v1\x1a\x1doctavo/v1/cache_manager.proto\x1a\x15octavo/v1/types.proto\x1a\x16octavo/v1/worker.proto\"\x9b\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12%\n\x06tokens\x18\x04 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12\t\n\x01n\x18\x06 \x01(\x05\x12\x18\n\x0btemperature\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\r\n\x05top_k\x18\x08 \x01(\x05\x12\x12\n\x05top_p\x18\t \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x12\n\ncache_salt\x18\r \x01(\t\x12\x16\n\x0eretain_seconds\x18\x0e \x01(\x05\x12\r\n\x05min_p\x18\x0f \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x11 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x12 \x01(\x02\x12=\n\nlogit_bias\x18\x13 \x03(\x0b\x32).octavo.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x14 \x01(\rH\x06\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x15 \x01(\rH\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x16 \x03(\r\x12\x12\n\nmin_tokens\x18\x17 \x01(\x05\x12\x0f\n\x07\x62\x65st_of\x18\x18 \x01(\x05\x12#\n\x04\x62\x65\x61m\x18\x19 \x01(\x0b\x32\x15.octavo.v1.BeamSearch\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"?\n\x04\x43hat\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x01(\t\"d\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x12\n\ntool_calls\x18\x03 \x01(\t\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe3\x01\n\rGenerateReply\x12%\n\x07started\x18\x01 \x01(\x0b\x32\x12.octavo.v1.StartedH\x00\x12!\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x10.octavo.v1.DeltaH\x00\x12\'\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x13.octavo.v1.FinishedH\x00\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x10.octavo.v1.UsageH\x00\x12\x34\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x19.octavo.v1.PromptLogprobsH\x00\x42\x06\n\x04kind\"\x94\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x1f\n\x17predicted_cached_tokens\x18\x04 \x01(\r\x12*\n\x0bindex_state\x18\x05 \x01(\x0e\x32\x15.octavo.v1.IndexState\"d\n\x05\x44\x65lta\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\"F\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12$\n\x03top\x18\x02 \x03(\x0b\x32\x17.octavo.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\":\n\x0ePromptLogprobs\x12(\n\x06tokens\x18\x01 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\"{\n\x08\x46inished\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x12\x63umulative_logprob\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x15\n\x13_cumulative_logprob\"\x9b\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12#\n\x1btime_to_first_token_seconds\x18\x05 \x01(\x01\x12\x15\n\rtotal_seconds\x18\x06 \x01(\x01\"\x13\n\x11ListModelsRequest\"3\n\x0fListModelsReply\x12 \n\x06models\x18\x01 \x03(\x0b\x32\x10.octavo.v1.Model\"@\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10max_model_tokens\x18\x02 \x01(\r\x12\x0f\n\x07workers\x18\x03 \x01(\r\"=\n\x0e\x45xplainRequest\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x1a.octavo.v1.GenerateRequest\"T\n\x0c\x45xplainReply\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12-\n\x07workers\x18\x02 \x03(\x0b\x32\x1c.octavo.v1.WorkerExplanation\"S\n\x11WorkerExplanation\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12+\n\x05\x63\x61\x63he\x18\x02 \x01(\x0b\x32\x1c.octavo.v1.PromptExplanation\"\x11\n\x0fGetFleetRequest\"`\n\rGetFleetReply\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.octavo.v1.WorkerInfo\x12\'\n\x07gateway\x18\x02 \x01(\x0b\x32\x16.octavo.v1.GatewayLoad\"\xea\x01\n\x0bGatewayLoad\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12\x10\n\x08requests\x18\x03 \x01(\x04\x12\x0f\n\x07refused\x18\x04 \x01(\x04\x12\x1f\n\x17predicted_cached_tokens\x18\x05 \x01(\x04\x12\x1f\n\x17\x64\x65livered_cached_tokens\x18\x06 \x01(\x04\x12*\n\x0bindex_state\x18\x07 \x01(\x0e\x32\x15.octavo.v1.IndexState\x12\x16\n\x0e\x66\x61iled_lookups\x18\x08 \x01(\x04*t\n\nIndexState\x12\x1b\n\x17INDEX_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11INDEX_STATE_EXACT\x10\x01\x12\x18\n\x14INDEX_STATE_DEGRADED\x10\x02\x12\x18\n\x14INDEX_STATE_FALLBACK\x10\x03\x32\x98\x02\n\tInference\x12\x42\n\x08Generate\x12\x1a.octavo.v1.GenerateRequest\x1a\x18.octavo.v1.GenerateReply0\x01\x12\x46\n\nListModels\x12\x1c.octavo.v1.ListModelsRequest\x1a\x1a.octavo.v1.ListModelsReply\x12=\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x17.octavo.v1.ExplainReply\x12@\n\x08GetFleet\x12\x1a.octavo.v1.GetFleetRequest\x1a\x18.octavo.v1.GetFleetReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INDEXSTATE']._serialized_start=2002
-  _globals['_INDEXSTATE']._serialized_end=2118
-  _globals['_GENERATEREQUEST']._serialized_start=94
-  _globals['_GENERATEREQUEST']._serialized_end=468
-  _globals['_CHAT']._serialized_start=470
-  _globals['_CHAT']._serialized_end=533
-  _globals['_CHATMESSAGE']._serialized_start=535
-  _globals['_CHATMESSAGE']._serialized_end=635
-  _globals['_TOKENIDS']._serialized_start=637
-  _globals['_TOKENIDS']._serialized_end=660
-  _globals['_GENERATEREPLY']._serialized_start=663
-  _globals['_GENERATEREPLY']._serialized_end=836
-  _globals['_STARTED']._serialized_start=839
-  _globals['_STARTED']._serialized_end=987
-  _globals['_DELTA']._serialized_start=989
-  _globals['_DELTA']._serialized_end=1045
-  _globals['_FINISHED']._serialized_start=1047
-  _globals['_FINISHED']._serialized_end=1114
-  _globals['_USAGE']._serialized_start=1117
-  _globals['_USAGE']._serialized_end=1272
-  _globals['_LISTMODELSREQUEST']._serialized_start=1274
-  _globals['_LISTMODELSREQUEST']._serialized_end=1293
-  _globals['_LISTMODELSREPLY']._serialized_start=1295
-  _globals['_LISTMODELSREPLY']._serialized_end=1346
-  _globals['_MODEL']._serialized_start=1348
-  _globals['_MODEL']._serialized_end=1412
-  _globals['_EXPLAINREQUEST']._serialized_start=1414
-  _globals['_EXPLAINREQUEST']._serialized_end=1475
-  _globals['_EXPLAINREPLY']._serialized_start=1477
-  _globals['_EXPLAINREPLY']._serialized_end=1561
-  _globals['_WORKEREXPLANATION']._serialized_start=1563
-  _globals['_WORKEREXPLANATION']._serialized_end=1646
-  _globals['_GETFLEETREQUEST']._serialized_start=1648
-  _globals['_GETFLEETREQUEST']._serialized_end=1665
-  _globals['_GETFLEETREPLY']._serialized_start=1667
-  _globals['_GETFLEETREPLY']._serialized_end=1763
-  _globals['_GATEWAYLOAD']._serialized_start=1766
-  _globals['_GATEWAYLOAD']._serialized_end=2000
-  _globals['_INFERENCE']._serialized_start=2121
-  _globals['_INFERENCE']._serialized_end=2401
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_INDEXSTATE']._serialized_start=2783
+  _globals['_INDEXSTATE']._serialized_end=2899
+  _globals['_GENERATEREQUEST']._serialized_start=117
+  _globals['_GENERATEREQUEST']._serialized_end=912
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=748
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=796
+  _globals['_CHAT']._serialized_start=914
+  _globals['_CHAT']._serialized_end=977
+  _globals['_CHATMESSAGE']._serialized_start=979
+  _globals['_CHATMESSAGE']._serialized_end=1079
+  _globals['_TOKENIDS']._serialized_start=1081
+  _globals['_TOKENIDS']._serialized_end=1104
+  _globals['_GENERATEREPLY']._serialized_start=1107
+  _globals['_GENERATEREPLY']._serialized_end=1334
+  _globals['_STARTED']._serialized_start=1337
+  _globals['_STARTED']._serialized_end=1485
+  _globals['_DELTA']._serialized_start=1487
+  _globals['_DELTA']._serialized_end=1587
+  _globals['_TOKENLOGPROBS']._serialized_start=1589
+  _globals['_TOKENLOGPROBS']._serialized_end=1659
+  _globals['_TOKENLOGPROB']._serialized_start=1661
+  _globals['_TOKENLOGPROB']._serialized_end=1710
+  _globals['_PROMPTLOGPROBS']._serialized_start=1712
+  _globals['_PROMPTLOGPROBS']._serialized_end=1770
+  _globals['_FINISHED']._serialized_start=1772
+  _globals['_FINISHED']._serialized_end=1895
+  _globals['_USAGE']._serialized_start=1898
+  _globals['_USAGE']._serialized_end=2053
+  _globals['_LISTMODELSREQUEST']._serialized_start=2055
+  _globals['_LISTMODELSREQUEST']._serialized_end=2074
+  _globals['_LISTMODELSREPLY']._serialized_start=2076
+  _globals['_LISTMODELSREPLY']._serialized_end=2127
+  _globals['_MODEL']._serialized_start=2129
+  _globals['_MODEL']._serialized_end=2193
+  _globals['_EXPLAINREQUEST']._serialized_start=2195
+  _globals['_EXPLAINREQUEST']._serialized_end=2256
+  _globals['_EXPLAINREPLY']._serialized_start=2258
+  _globals['_EXPLAINREPLY']._serialized_end=2342
+  _globals['_WORKEREXPLANATION']._serialized_start=2344
+  _globals['_WORKEREXPLANATION']._serialized_end=2427
+  _globals['_GETFLEETREQUEST']._serialized_start=2429
+  _globals['_GETFLEETREQUEST']._serialized_end=2446
+  _globals['_GETFLEETREPLY']._serialized_start=2448
+  _globals['_GETFLEETREPLY']._serialized_end=2544
+  _globals['_GATEWAYLOAD']._serialized_start=2547
+  _globals['_GATEWAYLOAD']._serialized_end=2781
+  _globals['_INFERENCE']._serialized_start=2902
+  _globals['_INFERENCE']._serialized_end=3182
 # @@protoc_insertion_point(module_scope)

@@ -85,6 +85,10 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
     CARRIED_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    BEAM_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """the gateway's number, unique on this stream"""
     prompt: _builtins.bytes
@@ -106,10 +110,20 @@ class Submit(_message.Message):
     """samples are numbered from here on"""
     carried_tokens: _builtins.int
     """of the end of `prompt`: drawn at an earlier visit to a worker, so they count as output"""
+    min_tokens: _builtins.int
+    """no stop token is drawn before so many output tokens"""
+    logprobs: _builtins.int
+    """unset: none; else that of each output token, and so many of the likeliest"""
+    prompt_logprobs: _builtins.int
+    """likewise for the prompt's tokens from the second on"""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
     @_builtins.property
     def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]: ...
+    @_builtins.property
+    def beam(self) -> _types_pb2.BeamSearch:
+        """`samples` are then its best"""
+
     def __init__(
         self,
         *,
@@ -127,12 +141,23 @@ class Submit(_message.Message):
         priority: _builtins.int = ...,
         first_sample: _builtins.int = ...,
         carried_tokens: _builtins.int = ...,
+        min_tokens: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        beam: _types_pb2.BeamSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "beam", b"beam", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "max_tokens", b"max_tokens", "media", b"media", "priority", b"priority", "prompt", b"prompt", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "adapter_digest", b"adapter_digest", "beam", b"beam", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
 
@@ -171,6 +196,8 @@ class ServeReply(_message.Message):
     PREFILLED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     tokens: _builtins.bytes
     """u32 runs: request, sample, count, tokens"""
     @_builtins.property
@@ -179,6 +206,12 @@ class ServeReply(_message.Message):
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleFinished]: ...
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refused]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampleLogprobRun]:
+        """of runs in `tokens`, in their order"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobRun]: ...
     def __init__(
         self,
         *,
@@ -186,14 +219,107 @@ class ServeReply(_message.Message):
         prefilled: _abc.Iterable[Global___Prefilled] | None = ...,
         finished: _abc.Iterable[Global___SampleFinished] | None = ...,
         refused: _abc.Iterable[Global___Refused] | None = ...,
+        logprobs: _abc.Iterable[Global___SampleLogprobRun] | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___PromptLogprobRun] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "prefilled", b"prefilled", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "logprobs", b"logprobs", "prefilled", b"prefilled", "prompt_logprobs", b"prompt_logprobs", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ServeReply: _TypeAlias = ServeReply  # noqa: Y015
+
+@_typing.final
+class LogprobRun(_message.Message):
+    """Natural logarithms of probabilities, for consecutive tokens, under the model's own distribution: that of its logits
+    as they are, before penalties, biases, temperature and cuts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    TOP_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    chosen: _builtins.bytes
+    """f32: of each token"""
+    top: _builtins.int
+    """how many of the likeliest are listed for each"""
+    top_ids: _builtins.bytes
+    """u32: `top` for each token, the likeliest first"""
+    top_logprobs: _builtins.bytes
+    """f32: of those"""
+    def __init__(
+        self,
+        *,
+        chosen: _builtins.bytes = ...,
+        top: _builtins.int = ...,
+        top_ids: _builtins.bytes = ...,
+        top_logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "top", b"top", "top_ids", b"top_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogprobRun: _TypeAlias = LogprobRun  # noqa: Y015
+
+@_typing.final
+class SampleLogprobRun(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    sample: _builtins.int
+    @_builtins.property
+    def tokens(self) -> Global___LogprobRun: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        sample: _builtins.int = ...,
+        tokens: Global___LogprobRun | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "sample", b"sample", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampleLogprobRun: _TypeAlias = SampleLogprobRun  # noqa: Y015
+
+@_typing.final
+class PromptLogprobRun(_message.Message):
+    """Every position is told once, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    request: _builtins.int
+    start: _builtins.int
+    """position of the first token"""
+    @_builtins.property
+    def tokens(self) -> Global___LogprobRun: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.int = ...,
+        start: _builtins.int = ...,
+        tokens: Global___LogprobRun | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobRun: _TypeAlias = PromptLogprobRun  # noqa: Y015
 
 @_typing.final
 class Prefilled(_message.Message):
@@ -227,21 +353,27 @@ class SampleFinished(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CUMULATIVE_LOGPROB_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     sample: _builtins.int
     reason: Global___FinishReason.ValueType
+    cumulative_logprob: _builtins.float
+    """of a beam: its score before the length penalty"""
     def __init__(
         self,
         *,
         request: _builtins.int = ...,
         sample: _builtins.int = ...,
         reason: Global___FinishReason.ValueType = ...,
+        cumulative_logprob: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob", "cumulative_logprob", b"cumulative_logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request", b"request", "sample", b"sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob", "cumulative_logprob", b"cumulative_logprob", "reason", b"reason", "request", b"request", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cumulative_logprob: _TypeAlias = _typing.Literal["cumulative_logprob"]  # noqa: Y015
+    _WhichOneofArgType__cumulative_logprob: _TypeAlias = _typing.Literal["_cumulative_logprob", b"_cumulative_logprob"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cumulative_logprob) -> _WhichOneofReturnType__cumulative_logprob | None: ...
 
 Global___SampleFinished: _TypeAlias = SampleFinished  # noqa: Y015
 

@@ -1,5 +1,6 @@
 """Records and their protobuf form: what is sent is what arrives, and what has no shape is refused by name."""
 
+import struct
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -124,18 +125,59 @@ inventories = record(
         )
     ),
 )
+
+
+def between(least: float, most: float) -> st.SearchStrategy[float]:
+    return st.floats(least, most, width=32)
+
+
 samplings = record(
     records.SamplingParams,
     temperature=float32,
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, width=32, exclude_min=True),
     seed=u64,
+    min_p=between(0, 1),
+    repetition_penalty=between(0.0625, 16),
+    presence_penalty=between(-2, 2),
+    frequency_penalty=between(-2, 2),
+    logit_bias=several(st.tuples(u32, between(-100, 100))),
 )
+beams = record(
+    records.BeamSearch,
+    width=u32,
+    length_penalty=between(-8, 8),
+    early_stopping=st.booleans(),
+)
+
+
+@st.composite
+def logprobs(draw: st.DrawFn, count: int) -> tuple[records.TokenLogprobs, ...]:
+    """Of so many tokens, each with as many of the likeliest."""
+    top = draw(st.integers(0, 3))
+    likeliest = st.lists(st.tuples(u32, between(-100, 0)), min_size=top, max_size=top).map(tuple)
+    one = st.builds(records.TokenLogprobs, between(-100, 0), likeliest)
+    return tuple(draw(st.lists(one, min_size=count, max_size=count)))
+
+
+@st.composite
+def token_runs(draw: st.DrawFn) -> records.Tokens:
+    """With logprobs or without."""
+    tokens = draw(some_u32)
+    told = draw(logprobs(len(tokens))) if draw(st.booleans()) else ()
+    return records.Tokens(draw(u32), draw(u32), tokens, told)
+
+
 reports = record(
     records.StepReport,
-    tokens=several(st.builds(records.Tokens, u32, u32, some_u32)),
+    tokens=several(token_runs()),
     prefilled=several(st.builds(records.Prefilled, u32, u32)),
-    finished=several(st.builds(records.SampleFinished, u32, u32, st.sampled_from(records.FinishReason))),
+    finished=several(
+        st.builds(
+            records.SampleFinished, u32, u32, st.sampled_from(records.FinishReason), st.none() | st.floats(-1e9, 0)
+        )
+    ),
+    prompt_logprobs=several(st.builds(records.PromptLogprobs, u32, u32, st.integers(0, 3).flatmap(logprobs))),
 )
 
 Case = tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callable[[Any], Any]]
@@ -222,6 +264,7 @@ CASES: dict[str, Case] = {
     "exchange": (exchanges, wire.exchange_to_wire, wire.exchange_from_wire),
     "grant": (grants, wire.grant_to_wire, wire.grant_from_wire),
     "sampling": (samplings, wire.sampling_to_wire, wire.sampling_from_wire),
+    "beam": (beams, wire.beam_to_wire, wire.beam_from_wire),
     "submission": (
         record(
             records.Submission,
@@ -237,6 +280,10 @@ CASES: dict[str, Case] = {
             priority=st.integers(-(2**31), 2**31 - 1),
             first_sample=u32,
             carried_tokens=u32,
+            min_tokens=u32,
+            logprobs=st.none() | u32,
+            prompt_logprobs=st.none() | u32,
+            beam=st.none() | beams,
         ),
         wire.submission_to_wire,
         wire.submission_from_wire,
@@ -290,6 +337,12 @@ def test_a_number_that_is_no_u32_is_not_packed(number: int) -> None:
 BYTES = b"12345"
 RUN_TOO_LONG = wire.pack([1, 3, 7])
 PLACED_RUN_TOO_LONG = wire.pack([1, 0, 3, 7])
+
+
+def with_logprobs(run: worker_v1.LogprobRun, sample: int = 0) -> worker_v1.ServeReply:
+    """A report of two tokens of sample 0, and logprobs."""
+    logprobs = worker_v1.SampleLogprobRun(request=1, sample=sample, tokens=run)
+    return worker_v1.ServeReply(tokens=wire.pack([1, 0, 2, 7, 8]), logprobs=[logprobs])
 
 
 def in_inventory(message: manager_v1.HeldSequence) -> records.Inventory:
@@ -382,6 +435,37 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     ),
     (wire.report_from_wire, worker_v1.ServeReply(tokens=BYTES), "serve.tokens: 5 bytes"),
     (wire.report_from_wire, worker_v1.ServeReply(tokens=PLACED_RUN_TOO_LONG), "serve.tokens: a run ends at value 6"),
+    (
+        wire.sampling_from_wire,
+        types_v1.SamplingParams(top_p=1, logit_bias=BYTES),
+        "sampling.logit_bias: 5 bytes, wanted a multiple of 8",
+    ),
+    (
+        wire.report_from_wire,
+        with_logprobs(worker_v1.LogprobRun(chosen=BYTES)),
+        "serve.logprobs.chosen: 5 bytes, wanted a multiple of 4",
+    ),
+    (wire.report_from_wire, with_logprobs(worker_v1.LogprobRun(top_ids=BYTES)), "serve.logprobs.top_ids: 5 bytes"),
+    (
+        wire.report_from_wire,
+        with_logprobs(worker_v1.LogprobRun(top_logprobs=BYTES)),
+        "serve.logprobs.top_logprobs: 5 bytes",
+    ),
+    (
+        wire.report_from_wire,
+        with_logprobs(worker_v1.LogprobRun(chosen=bytes(8), top=2, top_ids=bytes(16), top_logprobs=bytes(12))),
+        "serve.logprobs: 4 top_ids and 3 top_logprobs, wanted 4 of each",
+    ),
+    (
+        wire.report_from_wire,
+        with_logprobs(worker_v1.LogprobRun(chosen=bytes(12))),
+        "serve.logprobs: 3 of them for 2 tokens",
+    ),
+    (
+        wire.report_from_wire,
+        with_logprobs(worker_v1.LogprobRun(chosen=bytes(8)), sample=5),
+        "serve.logprobs: 1 runs too many for 1 of tokens",
+    ),
     (
         wire.report_from_wire,
         worker_v1.ServeReply(finished=[worker_v1.SampleFinished()]),
@@ -479,11 +563,17 @@ def test_a_registration_names_its_worker_and_where_it_is(field: str) -> None:
         ("top_p", -1.0),
         ("top_p", 1.5),
         ("top_p", float("nan")),
+        ("min_p", -0.5),
+        ("repetition_penalty", 0.0),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", float("nan")),
+        ("logit_bias", struct.pack("<If", 3, 100.5)),
     ],
 )
-def test_sampling_that_no_distribution_has_is_refused(field: str, value: float) -> None:
-    with pytest.raises(InvalidRequest, match=rf"^sampling\.{field}: "):
-        wire.sampling_from_wire(types_v1.SamplingParams(**{"top_p": 1.0, field: value}))
+def test_sampling_that_no_distribution_has_is_refused(field: str, value: float | bytes) -> None:
+    fields: dict[str, Any] = {"top_p": 1.0, field: value}
+    with pytest.raises(InvalidRequest, match=rf"^sampling\.{field}(\[3\])?: "):
+        wire.sampling_from_wire(types_v1.SamplingParams(**fields))
 
 
 @given(committed=st.binary(max_size=64), truncated=st.binary(max_size=32), reserves=st.binary(max_size=32), step=u64)

@@ -2,6 +2,7 @@
 
 from octavo.errors import InvalidRequest
 from octavo.records import MAX_RETAIN_SECONDS, PoolSpec, Scope, Submission
+from octavo.sampling import require_beam, require_top_logprobs
 
 _LAST_SAMPLE = (1 << 16) - 1
 """The highest number that the first sample of a submission may have."""
@@ -18,6 +19,7 @@ def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -
     if not 0 <= submission.first_sample <= _LAST_SAMPLE:
         raise InvalidRequest(f"first_sample: {submission.first_sample}, wanted from 0 to {_LAST_SAMPLE}")
     _require_carried(submission)
+    _require_sampling(submission, pool.vocab_size, max_samples)
     if submission.longest_sequence > pool.capacity_tokens:
         raise InvalidRequest(
             f"prompt + max_tokens: {submission.output_begins} + {submission.max_tokens} = "
@@ -33,6 +35,48 @@ def _require_carried(submission: Submission) -> None:
             f"carried_tokens: {submission.carried_tokens}, at most {most} of {len(submission.prompt)} tokens "
             f"with max_tokens {submission.max_tokens}"
         )
+
+
+def _require_sampling(submission: Submission, vocab_size: int, max_samples: int) -> None:
+    if not 0 <= submission.min_tokens <= submission.max_tokens:
+        raise InvalidRequest(
+            f"min_tokens: {submission.min_tokens}, wanted from 0 to max_tokens ({submission.max_tokens})"
+        )
+    for field, tokens in (
+        ("stop_tokens", submission.stop_tokens),
+        ("sampling.logit_bias", [token for token, _ in submission.sampling.logit_bias]),
+    ):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+            raise InvalidRequest(f"{field}: token id {wrong}, wanted from 0 to {vocab_size - 1}")
+    require_top_logprobs("logprobs", submission.logprobs)
+    require_top_logprobs("prompt_logprobs", submission.prompt_logprobs)
+    if submission.beam is not None:
+        require_beam(
+            submission.beam,
+            samples=submission.samples,
+            temperature=submission.sampling.temperature,
+            logprobs=submission.logprobs,
+            most=max_samples,
+        )
+    _refuse_what_is_to_come(submission)
+
+
+def _refuse_what_is_to_come(submission: Submission) -> None:
+    asked = {
+        "min_p": submission.sampling.min_p > 0,
+        "repetition_penalty": submission.sampling.repetition_penalty != 1,
+        "presence_penalty": submission.sampling.presence_penalty != 0,
+        "frequency_penalty": submission.sampling.frequency_penalty != 0,
+        "logit_bias": bool(submission.sampling.logit_bias),
+        "min_tokens": submission.min_tokens > 0,
+        "logprobs": submission.logprobs is not None,
+        "prompt_logprobs": submission.prompt_logprobs is not None,
+        "beam": submission.beam is not None,
+    }
+    for field, wanted in asked.items():
+        if wanted:
+            raise InvalidRequest(f"{field}: this worker cannot do it yet")
 
 
 def _require_within(field: str, value: int, most: int) -> None:

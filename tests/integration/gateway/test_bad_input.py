@@ -12,6 +12,7 @@ from gateway.core.request import Generation, Limits, TextPrompt, TokenPrompt
 from gateway.dispatcher import Bounds
 from octavo.errors import InvalidRequest
 from octavo.v1 import gateway_pb2 as v1
+from octavo.v1.types_pb2 import BeamSearch
 from tests.support import words
 from tests.support.fake_fleet import FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -89,6 +90,31 @@ BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
     "top_p just above 1": (text(top_p=1.0000001), "top_p: 1.00000012, wanted in (0, 1]"),
     "top_p that is no number": (text(top_p=float("nan")), "top_p: nan, wanted in (0, 1]"),
     "negative top_k": (text(top_k=-3), "top_k: -3, wanted at least 0"),
+    "min_p above 1": (text(min_p=1.5), "min_p: 1.5, wanted in [0, 1]"),
+    "no repetition penalty": (text(repetition_penalty=0.0), "repetition_penalty: 0, wanted from 0.0625 to 16"),
+    "too much presence": (text(presence_penalty=2.5), "presence_penalty: 2.5, wanted from -2 to 2"),
+    "too much frequency": (text(frequency_penalty=-3.0), "frequency_penalty: -3, wanted from -2 to 2"),
+    "too much bias": (text(logit_bias={7: -100.5}), "logit_bias[7]: -100.5, wanted from -100 to 100"),
+    "too many biases": (text(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias: 1025 tokens, at most 1024"),
+    "bias on an unknown token": (text(logit_bias={401: 1.0}), "logit_bias[0]: 401, vocabulary has 400"),
+    "too many logprobs": (text(logprobs=21), "logprobs: 21, wanted from 0 to 20"),
+    "too many prompt logprobs": (text(prompt_logprobs=21), "prompt_logprobs: 21, wanted from 0 to 20"),
+    "an unknown stop token": (text(stop_token_ids=[3, 400]), "stop_token_ids[1]: 400, vocabulary has 400"),
+    "too many stop tokens": (text(stop_token_ids=range(65)), "stop_token_ids: 65 ids, at most 64"),
+    "negative min_tokens": (text(min_tokens=-1), "min_tokens: -1, wanted at least 0"),
+    "min above max": (text(min_tokens=9, max_tokens=8), "min_tokens: 9, wanted at most max_tokens (8)"),
+    "best of fewer than n": (text(n=3, best_of=2), "best_of: 2, wanted n (3) to 64"),
+    "best of too many": (text(best_of=65), "best_of: 65, wanted n (1) to 64"),
+    "no beams": (text(beam=BeamSearch(width=0)), "beam.width: 0, wanted from 1 to 64"),
+    "too many beams": (text(beam=BeamSearch(width=65)), "beam.width: 65, wanted from 1 to 64"),
+    "more samples than beams": (text(n=3, beam=BeamSearch(width=2)), "n: 3 with beam.width 2, wanted at most as many"),
+    "an endless length penalty": (
+        text(beam=BeamSearch(width=2, length_penalty=float("inf"))),
+        "beam.length_penalty: inf, wanted from -8 to 8",
+    ),
+    "beams that draw": (text(temperature=0.5, beam=BeamSearch(width=2)), "temperature: 0.5 with beam, wanted 0"),
+    "beams with logprobs": (text(logprobs=0, beam=BeamSearch(width=2)), "logprobs: 0 with beam, wanted none"),
+    "the best of beams": (text(best_of=2, beam=BeamSearch(width=2)), "best_of: 2 with beam, wanted none"),
     "an empty stop string": (text(stop=["a", ""]), "stop[1]: 0 bytes, wanted 1 to 1024"),
     "a stop string without end": (text(stop=["é" * 513]), "stop[0]: 1026 bytes, wanted 1 to 1024"),
     "too many stop strings": (text(stop=["a"] * 17), "stop: 17 strings, at most 16"),

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.client import event_from_wire, generation_to_wire
-from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.servicer import event_to_wire, generation_from_wire
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
-from octavo.records import FinishReason
+from octavo.records import BeamSearch, FinishReason, TokenLogprobs
 
 words = st.text(max_size=10)
 counts = st.integers(0, 2**32 - 1)
@@ -38,7 +38,21 @@ generations = st.builds(
     ignore_eos=st.booleans(),
     cache_salt=words,
     retain_seconds=signed,
+    min_p=single,
+    repetition_penalty=single,
+    presence_penalty=single,
+    frequency_penalty=single,
+    logit_bias=st.dictionaries(counts, single, max_size=3),
+    stop_token_ids=st.lists(counts, max_size=3).map(tuple),
+    min_tokens=signed,
+    logprobs=st.none() | counts,
+    prompt_logprobs=st.none() | counts,
+    best_of=st.none() | signed.filter(bool),
+    beam=st.none() | st.builds(BeamSearch, width=counts, length_penalty=single, early_stopping=st.booleans()),
 )
+logprobs = st.lists(
+    st.builds(TokenLogprobs, single, st.lists(st.tuples(counts, single), max_size=3).map(tuple)), max_size=3
+).map(tuple)
 events = st.one_of(
     st.builds(
         Started,
@@ -47,8 +61,9 @@ events = st.one_of(
         prompt_tokens=counts,
         predicted_cached_tokens=counts,
     ),
-    st.builds(Delta, counts, words, st.lists(counts, max_size=5).map(tuple)),
-    st.builds(Finished, counts, st.sampled_from(FinishReason)),
+    st.builds(PromptLogprobs, logprobs),
+    st.builds(Delta, counts, words, st.lists(counts, max_size=5).map(tuple), logprobs),
+    st.builds(Finished, counts, st.sampled_from(FinishReason), st.none() | seconds),
     st.builds(
         Usage,
         prompt_tokens=counts,

@@ -5,9 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core import events
 from gateway.core.events import Delta, Finished
 from gateway.core.transcript import Transcript
-from octavo.records import FinishReason, Prefilled, SampleFinished, StepReport, Tokens
+from octavo.records import FinishReason, Prefilled, PromptLogprobs, SampleFinished, StepReport, TokenLogprobs, Tokens
 
 
 class Letters:
@@ -113,3 +114,33 @@ def test_how_a_worker_groups_its_tokens_changes_neither_text_nor_count(steps: li
         return text, story.output_tokens, [event for event in events if isinstance(event, Finished)]
 
     assert outcome(steps) == outcome(["".join(steps)]) == outcome(list("".join(steps)))
+
+
+def scored(text: str, *logprobs: float) -> StepReport:
+    return StepReport(tokens=(Tokens(1, 0, tokens(text), tuple(map(TokenLogprobs, logprobs))),))
+
+
+def test_logprobs_go_with_their_tokens_and_add_up() -> None:
+    story = transcript(1, "c")
+    assert list(story.add(scored("a", -1.0))) == [Delta(0, "a", (0,), (TokenLogprobs(-1.0),))]
+    told = list(story.add(scored("bcd", -2.0, -3.0, -4.0)))
+    assert told == [
+        Delta(0, "b", (1, 2), (TokenLogprobs(-2.0), TokenLogprobs(-3.0))),
+        Finished(0, FinishReason.STOP, -6.0),
+    ]
+
+
+def test_a_beam_tells_its_score_itself() -> None:
+    story = transcript()
+    list(story.add(grew("ab")))
+    end = StepReport(finished=(SampleFinished(1, 0, FinishReason.LENGTH, -2.5),))
+    assert list(story.add(end)) == [Finished(0, FinishReason.LENGTH, -2.5)]
+
+
+def test_the_prompts_logprobs_are_told_once_and_whole_when_it_is_computed() -> None:
+    story = transcript()
+    first, second = (TokenLogprobs(-1.0),), (TokenLogprobs(-2.0), TokenLogprobs(-3.0))
+    assert list(story.add(StepReport(prompt_logprobs=(PromptLogprobs(1, 1, first),)))) == []
+    last = StepReport(prompt_logprobs=(PromptLogprobs(1, 2, second),), prefilled=(Prefilled(1, 0),))
+    assert list(story.add(last)) == [events.PromptLogprobs((*first, *second))]
+    assert list(story.add(grew("a"))) == [Delta(0, "a", (0,))]
