@@ -25,7 +25,9 @@ class GatewaySettings(ServiceSettings):
         le=1,
         description="seconds a look-up in the prefix index may take before it counts as no hits",
     )
-    model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id: whose tokenizer to use")
+    model: str = Field(
+        default=DEFAULT, description=f"{DEFAULT}, a folder, a GGUF file, or a hub id: whose tokenizer to use"
+    )
     models_dir: Folder = Field(
         default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
     )

@@ -192,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 
     model = verbs.add_parser("model", help="fetch models").add_subparsers(metavar="VERB", required=True)
     fetch = model.add_parser("fetch", help="fetch a model and print the folder where it lies")
-    fetch.add_argument("model", nargs="?", default=_default_model(), help="smollm2, a hub id, or a folder")
+    fetch.add_argument("model", nargs="?", default=_default_model(), help="smollm2, a hub id, a folder, or a GGUF file")
     fetch.set_defaults(run=_fetch)
 
     demo = verbs.add_parser("demo", help="start a stack, visit it, show what prefix hits save, stop it")
@@ -217,7 +217,9 @@ def _add_cache_managers(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=_default_model(), help="smollm2, hub id or folder (default %(default)s)")
+    parser.add_argument(
+        "--model", default=_default_model(), help="smollm2, hub id, folder or GGUF file (default %(default)s)"
+    )
 
 
 def _default_model() -> str:

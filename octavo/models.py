@@ -1,7 +1,8 @@
 """Where models lie and what they are. No tensors here, so that a gateway can ask too.
 
-A model is called by one of three names: `smollm2`, the embedded default; a folder in Hugging Face layout; or a hub id,
-`org/name`. What must be downloaded or converted first lies in the models folder, put there by `octavo model fetch`.
+A model is called by one of four names: `smollm2`, the embedded default; a folder in Hugging Face layout; a GGUF file,
+or a folder that holds one; or a hub id, `org/name`. What must be downloaded or converted first lies in the models
+folder, put there by `octavo model fetch`.
 A folder holds `config.json`, `tokenizer.json` and weights in safetensors: pickled weights are never read.
 """
 
@@ -82,13 +83,14 @@ def location(model: str, models_dir: Path) -> Path:
     """Where the model lies, or will lie once it is fetched. Raises ValueError if `model` is no name of a model."""
     if model == DEFAULT:
         return models_dir / DEFAULT
+    if gguf := gguf_of(model):
+        return models_dir / f"{_display_name(model)}-{_file_tag(gguf)}"
     folder = Path(model).expanduser()
     if model and folder.is_dir():
-        gguf = gguf_in(folder)
-        return models_dir / f"{folder.resolve().name}-{_file_tag(gguf)}" if gguf else folder.resolve()
+        return folder.resolve()
     if is_hub_id(model):
         return models_dir / model.replace("/", "--")
-    raise ValueError(f"{model!r} is neither {DEFAULT!r}, nor a folder, nor a hub id such as org/name")
+    raise ValueError(f"{model!r} is neither {DEFAULT!r}, nor a folder or GGUF file, nor a hub id such as org/name")
 
 
 def is_hub_id(model: str) -> bool:
@@ -96,13 +98,22 @@ def is_hub_id(model: str) -> bool:
     return _HUB_ID.fullmatch(model) is not None
 
 
-def gguf_in(folder: Path) -> Path | None:
-    """The GGUF file of a folder that holds one and no config.json: such a model is converted before use."""
-    if (folder / "config.json").exists():
+def gguf_of(model: str) -> Path | None:
+    """The GGUF file that `model` names, or that lies in the folder that it names: such a model is converted before use.
+
+    Raises:
+        ValueError: the folder holds several of them, and no config.json.
+    """
+    place = Path(model).expanduser().resolve()
+    if not model or model == DEFAULT:
         return None
-    files = sorted(folder.glob("*.gguf"))
+    if place.is_file():
+        return place if place.suffix == ".gguf" else None
+    if not place.is_dir() or (place / "config.json").exists():
+        return None
+    files = sorted(place.glob("*.gguf"))
     if len(files) > 1:
-        raise ValueError(f"{folder} holds {len(files)} GGUF files, and one is wanted")
+        raise ValueError(f"{model} holds {len(files)} GGUF files: name the one that is wanted")
     return files[0] if files else None
 
 
@@ -126,8 +137,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _display_name(model: str) -> str:
-    folder = Path(model).expanduser()
-    return folder.resolve().name if model != DEFAULT and folder.is_dir() else model
+    place = Path(model).expanduser().resolve()
+    if model != DEFAULT and place.is_dir():
+        return place.name
+    return place.stem if gguf_of(model) else model
 
 
 def _text_part(config: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class WorkerSettings(ServiceSettings):
     worker_id: str | None = Field(
         default=None, max_length=128, description="what the fleet calls this worker; unset: drawn at random"
     )
-    model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, or a hub id")
+    model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, a GGUF file, or a hub id")
     models_dir: Folder = Field(
         default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGUFReader
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
@@ -64,7 +65,17 @@ def convert(gguf: Path, folder: Path) -> None:
 def _config_fields(gguf: Path) -> dict[str, Any]:
     fields = load_gguf_checkpoint(str(gguf))["config"]
     fields.pop("_model_name_or_path", None)
+    if "head_dim" not in fields and (length := _head_length(gguf)) is not None:
+        fields["head_dim"] = length
     return fields
+
+
+def _head_length(gguf: Path) -> int | None:
+    """Elements of a head, where the file says so. transformers takes some families' default instead."""
+    reader = GGUFReader(gguf)
+    architecture = reader.get_field("general.architecture")
+    length = architecture and reader.get_field(f"{architecture.contents()}.attention.key_length")
+    return int(length.contents()) if length else None
 
 
 def _write_tokenizer(gguf: Path, folder: Path) -> None:

@@ -48,7 +48,7 @@ class Progressing(Protocol):
 def fetch(model: str, models_dir: Path) -> Path:
     """The model's folder, fetched if it is not there: a second call is instant.
 
-    `model` is the embedded default, a folder (converted if it holds a GGUF file), or a hub id.
+    `model` is the embedded default, a folder in Hugging Face layout, a GGUF file or its folder, or a hub id.
 
     Raises:
         ValueError: `model` is no name of a model, or what was fetched is not what was promised.
@@ -64,20 +64,18 @@ def fetch(model: str, models_dir: Path) -> Path:
 
 
 def _build(model: str, path: Path, progress: Progressing) -> None:
-    folder = Path(model).expanduser()
+    gguf = models.gguf_of(model)
     staging = path.with_name(f".{path.name}.partial")
-    if model != models.DEFAULT and not folder.is_dir():
+    if model != models.DEFAULT and gguf is None:
         progress.phase(f"downloading {model} from the hub")
         _from_hub(model, staging)
     else:
         with _emptied(staging):
-            if model == models.DEFAULT:
+            if gguf is None:
                 _embedded(staging, progress)
             else:
-                gguf = models.gguf_in(folder)
-                assert gguf, f"{folder} needs no fetch"
                 progress.phase(f"converting {gguf.name}")
-                _convert(gguf, staging, source=str(gguf.resolve()), digest=_sha256_of(gguf))
+                _convert(gguf, staging, source=str(gguf), digest=_sha256_of(gguf))
     models.describe(model, staging)  # a folder that cannot be used gets no name
     os.rename(staging, path)
 

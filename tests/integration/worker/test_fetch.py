@@ -10,10 +10,11 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from octavo import models
 from tests.support import tiny_model
+from tests.support.families import WINDOW, config
 from tests.support.oracle import solo_greedy
 from worker.model.fetch import fetch
 
@@ -21,11 +22,22 @@ HEADS, KV_HEADS = tiny_model.SHAPE["num_attention_heads"], tiny_model.SHAPE["num
 PROMPT = list(range(20, 50))
 
 
+VOCAB = {"vocab_size": tiny_model.VOCAB_SIZE + 1}
+"""With one merge, which GGUF cannot do without."""
+OTHERS: dict[gguf.MODEL_ARCH, PreTrainedConfig] = {
+    gguf.MODEL_ARCH.QWEN2: config("Qwen2", **VOCAB, head_dim=16, use_sliding_window=False, tie_word_embeddings=False),
+    gguf.MODEL_ARCH.QWEN3: config("Qwen3", **VOCAB, use_sliding_window=False, tie_word_embeddings=False),
+    gguf.MODEL_ARCH.GEMMA2: config(
+        "Gemma2", **VOCAB, sliding_window=WINDOW, head_dim=64, hidden_activation="gelu_pytorch_tanh"
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama whose vocabulary has one merge, which GGUF cannot do without."""
-    config = LlamaConfig(**tiny_model.SHAPE | {"vocab_size": tiny_model.VOCAB_SIZE + 1}, tie_word_embeddings=True)
-    return tiny_model.save(config, tmp_path_factory.mktemp("original") / "model", seed=3)
+    """A tiny Llama."""
+    llama = config("Llama", **VOCAB, tie_word_embeddings=True)
+    return tiny_model.save(llama, tmp_path_factory.mktemp("original") / "model", seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -33,30 +45,35 @@ def quantised(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a folder with one GGUF file, in float32."""
     folder = tmp_path_factory.mktemp("gguf") / "tiny"
     folder.mkdir()
-    write_gguf(load_file(original / "model.safetensors"), folder / "tiny.gguf")
+    write_gguf(original, folder / "tiny.gguf", gguf.MODEL_ARCH.LLAMA)
     return folder
 
 
-def write_gguf(weights: dict[str, torch.Tensor], file: Path) -> None:
-    writer = gguf.GGUFWriter(str(file), "llama")
-    shape = tiny_model.SHAPE
+def write_gguf(original: Path, file: Path, architecture: gguf.MODEL_ARCH) -> None:
+    shape = AutoConfig.from_pretrained(original)
+    writer = gguf.GGUFWriter(str(file), gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name("tiny")
-    writer.add_block_count(shape["num_hidden_layers"])
-    writer.add_context_length(shape["max_position_embeddings"])
-    writer.add_embedding_length(shape["hidden_size"])
-    writer.add_feed_forward_length(shape["intermediate_size"])
+    writer.add_block_count(shape.num_hidden_layers)
+    writer.add_context_length(shape.max_position_embeddings)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_feed_forward_length(shape.intermediate_size)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(shape["head_dim"])
-    writer.add_key_length(shape["head_dim"])
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_key_length(shape.head_dim)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_sliding_window(WINDOW)
     add_vocabulary(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape["num_hidden_layers"])
-    for name, weight in weights.items():
-        if "q_proj" in name or "k_proj" in name:
+    names = gguf.get_tensor_name_map(architecture, shape.num_hidden_layers)
+    for name, weight in load_file(original / "model.safetensors").items():
+        if architecture == gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
             weight = interleaved(weight, HEADS if "q_proj" in name else KV_HEADS)
-        writer.add_tensor(names.get_name(name, (".weight",)), weight.contiguous().numpy())
+        if architecture == gguf.MODEL_ARCH.GEMMA2 and name.endswith("norm.weight"):
+            weight = weight + 1  # which Gemma adds when it runs
+        called = names.get_name(name, (".weight", ".bias"))
+        assert called is not None, name
+        writer.add_tensor(called, weight.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,6 +110,22 @@ def test_a_converted_gguf_model_says_what_its_original_says(original: Path, quan
     found = models.find(str(quantised), tmp_path)
     assert (found.name, found.path) == ("tiny", folder)
     assert (found.vocab_size, found.max_model_tokens, found.eos_token_ids) == (260, tiny_model.MAX_TOKENS, (2,))
+
+
+@pytest.mark.parametrize("architecture", OTHERS, ids=lambda architecture: architecture.name)
+def test_a_gguf_file_of_another_family_is_converted_whole(architecture: gguf.MODEL_ARCH, tmp_path: Path) -> None:
+    original = tiny_model.save(OTHERS[architecture], tmp_path / "original", seed=3)
+    file = tmp_path / "file.gguf"
+    write_gguf(original, file, architecture)
+
+    folder = fetch(str(file), tmp_path / "models")
+
+    assert models.find(str(file), tmp_path / "models").name == "file"
+    converted, kept = load_file(folder / "model.safetensors"), load_file(original / "model.safetensors")
+    assert converted.keys() == kept.keys()
+    for name, weight in kept.items():
+        torch.testing.assert_close(converted[name], weight, rtol=0, atol=1e-7)  # one was added and taken away again
+    assert solo_greedy(folder, PROMPT, 40) == solo_greedy(original, PROMPT, 40)
 
 
 def test_a_converted_tokenizer_cuts_digits_and_knows_its_chat_template(quantised: Path, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_fetched_models_are_found_by_their_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["", "nonsense", "a/b/c", "../up", "org/", "/nowhere/at/all", "http://x/y"])
 def test_what_is_no_name_of_a_model_is_refused(model: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is neither 'smollm2', nor a folder, nor a hub id"):
+    with pytest.raises(ValueError, match="is neither 'smollm2', nor a folder or GGUF file, nor a hub id"):
         models.find(model, tmp_path)
 
 
@@ -205,8 +205,10 @@ def test_a_gguf_folder_is_converted_first_and_its_replacement_again(tmp_path: Pa
     place = models.location(str(source), converted)
     assert place.parent == converted
     assert place.name.startswith("quantised-")
+    alone = models.location(str(source / "q4.gguf"), converted)
+    assert alone.name == place.name.replace("quantised", "q4")
     (source / "q4.gguf").write_bytes(b"GGUF again")
     assert models.location(str(source), converted) != place
     (source / "q8.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match="holds 2 GGUF files, and one is wanted"):
+    with pytest.raises(ValueError, match="holds 2 GGUF files: name the one that is wanted"):
         models.location(str(source), converted)
