@@ -11,6 +11,8 @@ from gateway.core.request import Limits
 from gateway.dispatcher import Bounds, Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
+from gateway.http_door.routes import Gateway, build_app
+from gateway.http_door.server import HttpServer
 from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import RedisLookup
 from gateway.servicer import SERVICE_NAME, InferenceServicer
@@ -19,7 +21,7 @@ from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
 from octavo import models, settings, telemetry
-from octavo.metrics import metrics_endpoint
+from octavo.metrics import Everything, metrics_endpoint
 from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
@@ -43,8 +45,11 @@ async def serve(config: GatewaySettings) -> None:
             await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
             metrics = GatewayMetrics(dispatcher)
+            http_doors = http_doors_of(config, Gateway(dispatcher, tenancy, Everything(metrics), lambda: service.ready))
             async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
                 await service.start(ready=False)
+                for door in http_doors:
+                    tasks.create_task(door.serve())
                 background = [
                     *(tasks.create_task(keep_watching(each, dispatcher, service)) for each in config.cache_manager),
                     tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
@@ -52,7 +57,7 @@ async def serve(config: GatewaySettings) -> None:
                 ]
                 await service.until_asked_to_stop()
                 dispatcher.drain()
-                await service.stop(config.grace_seconds)
+                await asyncio.gather(*(each.stop(config.grace_seconds) for each in (service, *http_doors)))
                 for task in background:
                     task.cancel()
     finally:
@@ -71,6 +76,13 @@ async def keep_watching(cache_manager: str, dispatcher: Dispatcher, service: Ser
             if not ready:
                 ready = True
                 await service.set_ready(True)
+
+
+def http_doors_of(config: GatewaySettings, gateway: Gateway) -> list[HttpServer]:
+    """The HTTP server, where there is to be one. Raises CannotListen."""
+    if config.http_listen is None:
+        return []
+    return [HttpServer(config.http_listen, build_app(gateway, MESSAGE_PROMPTS * config.max_prompt_bytes))]
 
 
 def model_of(config: GatewaySettings) -> ServedModel:

@@ -153,6 +153,10 @@ class Dispatcher:
         """The models that some worker serves now, by name."""
         return self._catalogue.in_service()
 
+    def served(self, name: str) -> ServedModel:
+        """The model that a request means. Raises UnknownModel."""
+        return self._catalogue.named(name)
+
     def apply_fleet(self, update: FleetUpdate, manager: str) -> None:
         """Take in what a cache manager says of the workers."""
         self._change(lambda fleet: fleet.apply(update, self._clock(), manager))
@@ -325,4 +329,5 @@ def _started(job: Job, visit: _Visit) -> Started:
         prompt_tokens=job.prompt_tokens,
         predicted_cached_tokens=visit.candidate.cached_tokens,
         index_state=visit.index_state,
+        prompt_ids=job.submission.prompt,
     )

@@ -5,12 +5,15 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from octavo.models import DEFAULT
-from octavo.settings import REDIS_FORMS, Addresses, Folder, RedisAddress, ServiceSettings
+from octavo.settings import REDIS_FORMS, Address, Addresses, Folder, RedisAddress, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
+    http_listen: Address | None = Field(
+        default=None, description="host:port to serve OpenAI's HTTP API on; unset: nowhere; port 0: a free one"
+    )
     cache_manager: Addresses = Field(
         default=("127.0.0.1:7100",),
         description="host:port of the cache manager; of several, separated by commas, all are watched",

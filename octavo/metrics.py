@@ -36,7 +36,7 @@ def histogram(name: str, meaning: str, durations: Durations) -> HistogramMetricF
     return family
 
 
-class _Everything(Collector):
+class Everything(Collector):
     """A service's own metrics, and those of its process (CPU seconds, memory, open files)."""
 
     def __init__(self, own: Collector) -> None:
@@ -44,6 +44,7 @@ class _Everything(Collector):
         self._process = ProcessCollector(registry=None)
 
     def collect(self) -> Iterable[Metric]:
+        """Every family once."""
         yield from self._own.collect()
         yield from self._process.collect()
 
@@ -57,7 +58,7 @@ async def metrics_endpoint(listen: str | None, collector: Collector) -> AsyncGen
     if listen is None:
         yield 0
         return
-    everything, answers = _Everything(collector), set[asyncio.Task[None]]()
+    everything, answers = Everything(collector), set[asyncio.Task[None]]()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers.add(task := asyncio.create_task(_answer(reader, writer, everything)))

@@ -84,6 +84,8 @@ class Service:
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
         self._asked_to_stop = asyncio.Event()
         self.port = 0
+        self.ready = False
+        """Whether new requests are welcome."""
 
     async def start(self, *, ready: bool = True) -> int:
         """Bind and serve; returns the port. Raises CannotListen when the address is taken or unknown."""
@@ -102,6 +104,7 @@ class Service:
 
     async def set_ready(self, ready: bool) -> None:
         """Tell health checks whether new requests are welcome."""
+        self.ready = ready
         state = health_pb2.HealthCheckResponse
         for name in self._names:
             await self._health.set(name, state.SERVING if ready else state.NOT_SERVING)

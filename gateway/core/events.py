@@ -20,6 +20,8 @@ class Started:
     """Of the prompt, what the prefix index lets one expect. It knows whole blocks only."""
     index_state: IndexState | None = None
     """What that expectation is worth. None from a gateway that does not tell."""
+    prompt_ids: tuple[int, ...] = ()
+    """The prompt as the worker gets it. Does not travel over gRPC, whose clients ask for it with Tokenize."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,15 @@ from gateway.client import AsyncClient
 from gateway.dispatcher import Bounds, Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
+from gateway.http_door.routes import Gateway as Front
+from gateway.http_door.routes import build_app
+from gateway.http_door.server import HttpServer
+from gateway.metrics import GatewayMetrics
 from gateway.servicer import InferenceServicer
 from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
+from octavo.metrics import Everything
 from octavo.records import FleetUpdate, PoolSpec
 from octavo.service import SERVER_OPTIONS, open_channel
 from octavo.status import StatusInterceptor
@@ -46,6 +51,8 @@ class Gateway:
     stub: Any
     news: News
     address: str
+    http: str
+    """http://host:port of the HTTP door."""
 
     async def until_fleet(self, condition: Callable[[list[str]], bool]) -> None:
         """Return when the ids of the workers that it knows are as wanted."""
@@ -79,11 +86,16 @@ async def gateway(
         AsyncClient(address) as client,
     ):
         dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
-        servicer = InferenceServicer(dispatcher, tenancy or Tenancy(), explainer)
+        known = tenancy or Tenancy()
+        servicer = InferenceServicer(dispatcher, known, explainer)
         gateway_v1_grpc.add_InferenceServicer_to_server(servicer, server)
         await server.start()
+        app = build_app(Front(dispatcher, known, Everything(GatewayMetrics(dispatcher)), lambda: True), 1 << 20)
+        http = HttpServer("127.0.0.1:0", app)
+        serving = asyncio.create_task(http.serve())
         news = News()
-        running = Gateway(dispatcher, client, channel, gateway_v1_grpc.InferenceStub(channel), news, address)
+        stub, url = gateway_v1_grpc.InferenceStub(channel), f"http://127.0.0.1:{http.port}"
+        running = Gateway(dispatcher, client, channel, stub, news, address, url)
 
         def apply(update: FleetUpdate | None) -> None:
             if update is None:
@@ -101,6 +113,8 @@ async def gateway(
             with suppress(asyncio.CancelledError):
                 await watching
             await server.stop(None)
+            await http.stop(0)
+            await serving
 
 
 async def _watch(address: str, apply: Callable[[FleetUpdate | None], None]) -> None:

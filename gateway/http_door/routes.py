@@ -1,0 +1,290 @@
+"""The HTTP API: paths, who may ask, and what answers. No decision is made here that the dispatcher makes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from gateway.core.account import Account
+from gateway.core.events import Event
+from gateway.core.request import Generation
+from gateway.dispatcher import Dispatcher
+from gateway.http_door import replies
+from gateway.http_door.answers import Stream, whole
+from gateway.http_door.batch import together
+from gateway.http_door.connection import ClientLeft, EventStream, while_connected
+from gateway.http_door.errors import ErrorReply, Problem, problem_of, problem_of_fields, problem_of_status
+from gateway.http_door.forms import ChatForm, Form, Head, TextForm
+from gateway.http_door.requests import ChatRequest, CompletionRequest, GenerationFields
+from gateway.tenancy import Tenancy
+from octavo.errors import OctavoError, UnknownModel
+
+log = logging.getLogger("octavo.gateway")
+
+BODY_SECONDS = 30.0
+"""For a request's body to arrive in."""
+
+VERSION = version("octavo")
+
+_CLIENT_LEFT = 499
+"""nginx's number for it; nobody reads the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What the door stands before."""
+
+    dispatcher: Dispatcher
+    tenancy: Tenancy
+    metrics: Collector
+    ready: Callable[[], bool]
+    """Whether new requests are welcome."""
+
+
+def build_app(gateway: Gateway, max_body_bytes: int) -> FastAPI:
+    """The application; serve it with `gateway.http_door.server`. Bodies of more than `max_body_bytes` are refused."""
+    app = FastAPI(
+        title="Octavo",
+        summary="Language models from a fleet that remembers what it has read, over OpenAI's API.",
+        version=VERSION,
+        docs_url=None,  # the pages fetch scripts from elsewhere
+        redoc_url=None,
+    )
+    app.state.tenancy = gateway.tenancy
+    app.state.max_body_bytes = max_body_bytes
+    app.include_router(_for_tenants(gateway))
+    app.include_router(_for_anybody(gateway))
+    app.add_exception_handler(RequestValidationError, _refuse_fields)
+    app.add_exception_handler(StarletteHTTPException, _refuse_by_status)
+    app.add_exception_handler(ClientLeft, _answer_nobody)
+    for error in (OctavoError, TimeoutError, Exception):
+        app.add_exception_handler(error, _refuse)
+    return app
+
+
+# ---- how a request comes in, and how a refusal goes out --------------------------------------------------------
+
+
+class _Request(Request):
+    """A request whose body is read within bounds, and its JSON strictly: no NaN, no half character, no endless depth."""
+
+    _whole: bytes | None = None
+
+    async def body(self) -> bytes:
+        """The whole of it. Raises HTTPException 413 where it is too long, 408 where it takes too long."""
+        if self._whole is None:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    self._whole = await self._read(self.app.state.max_body_bytes)
+            except TimeoutError as error:
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"body: not whole after {BODY_SECONDS:g} s") from error
+        return self._whole
+
+    async def _read(self, most: int) -> bytes:
+        body = bytearray()
+        async for piece in self.stream():
+            body += piece
+            if len(body) > most:
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: more than {most} bytes")
+        return bytes(body)
+
+    async def json(self) -> Any:
+        """The body. Raises HTTPException 400 where it is no JSON."""
+        try:
+            return from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, f"body: not JSON: {error}") from error
+
+
+class _TenantsRoute(APIRoute):
+    """A path for those who show a key that is known; it is looked at before the body is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler behind the key."""
+        handle = super().get_route_handler()
+
+        async def identify_and_handle(request: Request) -> Response:
+            request.state.account = request.app.state.tenancy.account(request.headers.items())
+            return await handle(_Request(request.scope, request.receive))
+
+        return identify_and_handle
+
+
+def _told(problem: Problem) -> JSONResponse:
+    return JSONResponse(problem.body, problem.status, problem.headers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return _told(problem_of(error))
+
+
+async def _refuse_fields(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _told(problem_of_fields(error.errors()))
+
+
+async def _refuse_by_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    unsaid = error.detail == HTTPStatus(error.status_code).phrase
+    message = f"{request.method} {request.url.path}: {error.detail.lower()}" if unsaid else error.detail
+    response = _told(problem_of_status(error.status_code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_LEFT)
+
+
+# ---- for tenants -----------------------------------------------------------------------------------------------
+
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorReply, "description": "The request cannot be served as it is, or not now."},
+    "5XX": {"model": ErrorReply, "description": "It could not be served."},
+}
+
+
+def _for_tenants(gateway: Gateway) -> APIRouter:
+    router = APIRouter(
+        route_class=_TenantsRoute, responses=_REFUSALS, dependencies=[Security(HTTPBearer(auto_error=False))]
+    )
+    answering = _Answering(gateway.dispatcher)
+    models = _Models(gateway.dispatcher)
+    add = router.add_api_route
+    metrics = _Metrics(gateway.metrics)
+    add("/metrics", metrics.scrape, methods=["GET"], response_class=PlainTextResponse)
+    add("/v1/models", models.all, methods=["GET"])
+    add("/v1/models/{model:path}", models.one, methods=["GET"])
+    add("/v1/completions", answering.completion, methods=["POST"], response_model=replies.TextCompletion)
+    add("/v1/chat/completions", answering.chat, methods=["POST"], response_model=replies.ChatCompletion)
+    return router
+
+
+class _Metrics:
+    """For Prometheus, which shows a key as others do."""
+
+    def __init__(self, metrics: Collector) -> None:
+        self._metrics = metrics
+
+    async def scrape(self) -> Response:
+        """All metrics of this gateway and its process."""
+        return Response(generate_latest(self._metrics), media_type=CONTENT_TYPE_LATEST)
+
+
+class _Models:
+    """Those that some worker serves now."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._since = int(time.time())
+
+    async def all(self) -> replies.ModelList:
+        """The models that can be asked."""
+        found = self._dispatcher.models()
+        return replies.ModelList(
+            data=[
+                replies.Model(id=each.name, created=self._since, max_model_len=each.max_model_tokens) for each in found
+            ]
+        )
+
+    async def one(self, model: str) -> replies.Model:
+        """One of them, by its name."""
+        found = (await self.all()).data
+        for each in found:
+            if each.id == model:
+                return each
+        raise UnknownModel(f"model: {model!r}; there are: {', '.join(each.id for each in found) or 'none'}")
+
+
+class _Answering:
+    """Completions and chats."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def completion(self, asked: CompletionRequest, request: Request) -> Response:
+        """Text after text; with `stream`, server-sent events."""
+        echoes = self._texts(asked) if asked.echo else []
+        form = TextForm(echoes=echoes, samples=asked.samples, token_ids=bool(asked.return_token_ids))
+        return await self._answer(request, asked, asked.generations(), form)
+
+    async def chat(self, asked: ChatRequest, request: Request) -> Response:
+        """The assistant's next turn; with `stream`, server-sent events."""
+        return await self._answer(
+            request, asked, [asked.generation()], ChatForm(token_ids=bool(asked.return_token_ids))
+        )
+
+    def _texts(self, asked: CompletionRequest) -> list[str]:
+        """Of the prompts."""
+        decode = self._dispatcher.served(asked.model).tokenizer.decode
+        return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in asked.prompt]
+
+    async def _answer(
+        self, request: Request, asked: GenerationFields, generations: Sequence[Generation], form: Form
+    ) -> Response:
+        account: Account = request.state.account
+        events = together([self._dispatcher.generate(each, asked.timeout_seconds, account) for each in generations])
+        model = self._dispatcher.served(asked.model).name
+        head = Head(id=f"{form.prefix}-{request.state.request_id}", created=int(time.time()), model=model)
+        if not asked.stream:
+            async with aclosing(events):
+                reply = await while_connected(request, whole(events, form, head, asked.samples))
+            return Response(reply.model_dump_json(), media_type="application/json")
+        first = await _first(request, events)
+        stream = Stream(form, head, asked.samples, usage=asked.tells_usage, usage_so_far=asked.tells_usage_so_far)
+        return EventStream(stream.of(_behind(first, events)), events)
+
+
+async def _first(request: Request, events: AsyncGenerator[tuple[int, Event]]) -> tuple[int, Event]:
+    """A stream begins when a worker has the request: until then a refusal still has a status of its own."""
+    try:
+        return await while_connected(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+
+
+async def _behind(
+    first: tuple[int, Event], events: AsyncGenerator[tuple[int, Event]]
+) -> AsyncGenerator[tuple[int, Event]]:
+    yield first
+    async for event in events:
+        yield event
+
+
+# ---- for operators ---------------------------------------------------------------------------------------------
+
+
+def _for_anybody(gateway: Gateway) -> APIRouter:
+    """What load balancers ask, who have no key."""
+    router = APIRouter()
+
+    async def health() -> Response:
+        """200 while new requests are welcome, else 503."""
+        if gateway.ready():
+            return JSONResponse({"status": "ok"})
+        return _told(problem_of_status(HTTPStatus.SERVICE_UNAVAILABLE, "no new requests are taken now"))
+
+    async def which_version() -> dict[str, str]:
+        """The server's version."""
+        return {"version": VERSION}
+
+    unready: dict[int | str, dict[str, Any]] = {503: {"model": ErrorReply, "description": "Not ready, or draining."}}
+    router.add_api_route("/health", health, methods=["GET"], responses=unready, response_model=replies.Health)
+    router.add_api_route("/version", which_version, methods=["GET"])
+    return router
