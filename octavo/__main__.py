@@ -138,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
         "--port", type=_whole(0, 65535), default=8500, help="of the gateway; 0: any free one (default 8500)"
     )
     _add_model(up)
-    up.add_argument("--kv-memory", metavar="SIZE", help="of each worker's pool (default 512MiB)")
+    up.add_argument(
+        "--kv-memory", metavar="SIZE", help="of each worker's pool (default 512MiB; on a GPU what it has left)"
+    )
     up.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool (default auto)"
     )

@@ -71,6 +71,9 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
         threads=config.threads,
         deterministic=config.deterministic,
         kv_memory_bytes=config.kv_memory,
+        gpu_memory_share=config.gpu_memory_share,
+        max_step_tokens=config.max_step_tokens,
+        max_running=config.max_running,
         block_size=config.block_size,
     )
     log.info("model_loading", extra={"model": folder.name, "path": str(folder.path)})
@@ -83,8 +86,6 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
             "seconds": round(time.monotonic() - started, 1),
             "dtype": pool.dtype,
             "kv_dtype": pool.kv_dtype,
-            "blocks": pool.num_blocks,
-            "pool_tokens": pool.num_blocks * pool.block_size,
         },
     )
     return runner, pool

@@ -4,8 +4,9 @@ In one step, in this order: block copies, then the forward pass, which writes th
 Runs on one thread of its caller's choice; the tensors it holds belong to nobody else.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,15 @@ import torch
 from octavo.ids import BlockId, SequenceId
 from octavo.models import ModelFolder
 from octavo.records import PoolSpec, SamplingParams
+from worker import pool_size
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import SharedPrefixes, shared_prefix
 from worker.kv_pool import KVPool
 from worker.model.batch import Batch, Forward
 from worker.model.loader import LoadedModel, device_of, dtype_of, kv_dtype_of, load
 from worker.model.sampler import sample
+
+log = logging.getLogger("octavo.worker")
 
 Ints = npt.NDArray[np.int64]
 Shared = SharedPrefixes | None
@@ -29,8 +33,14 @@ Shared = SharedPrefixes | None
 class RunnerOptions:
     """How to run a model."""
 
-    kv_memory_bytes: int
-    """Memory of the pool."""
+    kv_memory_bytes: int | None = None
+    """Memory of the pool; None: what a GPU has left, on a CPU `pool_size.CPU_BUDGET_BYTES`."""
+    gpu_memory_share: float = 0.9
+    """How far a GPU may be taken, by whomever, where the pool gets what is left."""
+    max_step_tokens: int = 512
+    """Tokens that a step computes, at most."""
+    max_running: int = 64
+    """Sequences in a step, at most."""
     block_size: int = 16
     """Positions of a block."""
     dtype: str = "auto"
@@ -159,10 +169,39 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     dtype = dtype_of(options.dtype, device)
     kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
     loaded = load(folder, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=options.block_size)
-    pool = KVPool.within_budget(loaded.shape, options.kv_memory_bytes, device)
+    pool = KVPool.within_budget(loaded.shape, _budget(folder, loaded, options), device)
+    log.info("kv_pool", extra={"bytes": pool.num_bytes, "blocks": pool.num_blocks, "tokens": pool.capacity_tokens})
     runner = Runner(loaded.forward, pool, device, shares_prefixes=options.shares_prefixes_on(device))
     runner.warm_up()
     return runner, _pool_spec(folder, loaded, pool)
+
+
+def _budget(folder: ModelFolder, loaded: LoadedModel, options: RunnerOptions) -> int:
+    """Bytes that the pool may take."""
+    if options.kv_memory_bytes is not None:
+        return options.kv_memory_bytes
+    if loaded.device.type == "cpu":
+        return pool_size.CPU_BUDGET_BYTES
+    meter = pool_size.CudaMeter(loaded.device)
+    memory = profile_memory(loaded, meter, options, folder.max_model_tokens)
+    log.info("gpu_profiled", extra={"share": options.gpu_memory_share, **asdict(memory)})
+    return memory.budget(options.gpu_memory_share)
+
+
+def profile_memory(
+    loaded: LoadedModel, meter: pool_size.Meter, options: RunnerOptions, max_model_tokens: int
+) -> pool_size.DeviceMemory:
+    """Run a largest step of the model, on a pool of its own, under a meter."""
+    limits = pool_size.Limits(
+        step_tokens=options.max_step_tokens, sequences=options.max_running, sequence_tokens=max_model_tokens
+    )
+
+    def execute(plan: StepPlan) -> int:
+        pool = KVPool(loaded.shape, pool_size.blocks_of(plan), loaded.device)
+        Runner(loaded.forward, pool, loaded.device).execute(plan)
+        return pool.num_bytes
+
+    return pool_size.profile(meter, pool_size.largest_step(limits, loaded.shape.block_size), execute)
 
 
 def _pool_spec(folder: ModelFolder, loaded: LoadedModel, pool: KVPool) -> PoolSpec:

@@ -37,8 +37,14 @@ class WorkerSettings(ServiceSettings):
         "not share the reading of common blocks",
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: one a core")
-    kv_memory: ByteSize = Field(
-        default=ByteSize(512 << 20), gt=0, validate_default=True, description="bytes of the KV pool, as 512MiB"
+    kv_memory: ByteSize | None = Field(
+        default=None,
+        gt=0,
+        description="bytes of the KV pool, as 2GiB; unset: 512MiB on a CPU, on a GPU what is left beside the model "
+        "and a largest step",
+    )
+    gpu_memory_share: float = Field(
+        default=0.9, gt=0, le=1, description="how far a GPU may be taken, where the pool gets what is left of it"
     )
     block_size: int = Field(default=16, ge=1, le=4096, description="positions a block")
     max_step_tokens: int = Field(default=512, ge=1, description="tokens computed in one step, at most")

@@ -55,10 +55,16 @@ async def _until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) 
 
 def _greet(cluster: Cluster, model: str) -> None:
     workers = f"{len(cluster.workers)} worker{'s' if len(cluster.workers) > 1 else ''}"
+    pools = cluster.workers[0].events("kv_pool")
+    holds = f", each of which remembers {pools[-1]['tokens']:,} tokens ({_size(pools[-1]['bytes'])})" if pools else ""
     at = "" if cluster.address == "127.0.0.1:8500" else f" --address {cluster.address}"
-    out.print(f"\n[bold]Octavo serves {escape(model)} at {cluster.address}[/bold] with {workers}.\n")
+    out.print(f"\n[bold]Octavo serves {escape(model)} at {cluster.address}[/bold] with {workers}{holds}.\n")
     out.print(f'  octavo chat{at} "Why is the sky blue?"')
     out.print(f"  octavo stats{at}")
     out.print(f"  octavo audit --cache-manager {cluster.manager.address}")
     out.print(f"  octavo reset --cache-manager {cluster.manager.address}\n")
     out.print("Ctrl-C stops everything.\n")
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

@@ -1,21 +1,25 @@
 """Greedy tokens through the paged pool are those of plain transformers, however the prompt is cut and batched."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from octavo import models
 from octavo.ids import BlockId, SequenceId
 from octavo.records import BlockCopy, SamplingParams
 from tests.support import fast_interpreter, tiny_model
 from tests.support.hand_runner import BLOCK_SIZE, GREEDY, HandRunner, Stream
 from tests.support.oracle import solo_greedy
+from worker import pool_size
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import Attend, native, reference, shared_prefix, torch_cpu
 from worker.kernels.native_build import NativeUnavailable
-from worker.runner import RunnerOptions
+from worker.model.loader import load
+from worker.runner import RunnerOptions, open_runner, profile_memory
 
 MODELS = {"llama": tiny_model.save_tiny_llama, "qwen3": tiny_model.save_tiny_qwen3}
 
@@ -219,3 +223,48 @@ def test_a_plan_that_cannot_be_right_is_a_bug_with_its_values(
 ) -> None:
     with pytest.raises(AssertionError, match=message):
         one.runner.execute(StepPlan(tuple(chunks)))
+
+
+class Meter:
+    """Says that a step takes a megabyte beside its pool, and remembers that one ran."""
+
+    total, free = 100 << 20, 40 << 20
+
+    def __init__(self, one: HandRunner) -> None:
+        self._pool = one.pool
+        self.runs = 0
+
+    def taken_by(self, run: Callable[[], None]) -> int:
+        run()
+        self.runs += 1
+        pool = 64 * self._pool.shape.bytes_per_block  # 8 tokens of each of 64 sequences
+        return pool + (1 << 20)
+
+
+def test_a_largest_step_is_run_to_see_what_it_takes(one: HandRunner, tmp_path: Path) -> None:
+    folder = tiny_model.save_tiny_llama(tmp_path / "tiny")
+    described = models.find(str(folder), tmp_path)
+    loaded = load(described, dtype=torch.float32, device=torch.device("cpu"), block_size=BLOCK_SIZE)
+    meter = Meter(one)
+
+    memory = profile_memory(loaded, meter, RunnerOptions(), described.max_model_tokens)
+
+    assert meter.runs == 1
+    assert asdict(memory) == {"total_bytes": 100 << 20, "free_bytes": 40 << 20, "step_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize(("told", "num_bytes"), [(None, pool_size.CPU_BUDGET_BYTES), (1 << 20, 1 << 20)])
+def test_on_a_cpu_the_pool_is_as_large_as_told_and_says_what_it_holds(
+    told: int | None, num_bytes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_model.save_tiny_llama(tmp_path / "tiny")
+    caplog.set_level("INFO", "octavo")
+
+    runner, spec = open_runner(
+        models.find(str(folder), tmp_path), RunnerOptions(kv_memory_bytes=told, dtype="float32", device="cpu")
+    )
+
+    assert num_bytes - spec.block_bytes < runner.pool.num_bytes <= num_bytes
+    (said,) = (vars(record) for record in caplog.records if record.msg == "kv_pool")
+    assert (said["bytes"], said["blocks"]) == (runner.pool.num_bytes, spec.num_blocks)
+    assert said["tokens"] == spec.num_blocks * BLOCK_SIZE

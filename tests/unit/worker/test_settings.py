@@ -12,14 +12,21 @@ def test_the_memory_of_the_pool_may_be_given_with_a_unit(monkeypatch: pytest.Mon
     assert WorkerSettings().kv_memory == size
 
 
-def test_unset_a_worker_has_512_mib_for_its_pool(monkeypatch: pytest.MonkeyPatch):
+def test_unset_the_memory_of_the_pool_is_left_to_the_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OCTAVO_KV_MEMORY", raising=False)
-    assert WorkerSettings().kv_memory == 512 << 20
+    assert WorkerSettings().kv_memory is None
 
 
 @pytest.mark.parametrize(
     ("variable", "text"),
-    [("KV_MEMORY", "0"), ("KV_MEMORY", "much"), ("MAX_RUNNING", "0"), ("DTYPE", "int8"), ("CACHE_MANAGER", "here")],
+    [
+        ("KV_MEMORY", "0"),
+        ("KV_MEMORY", "much"),
+        ("GPU_MEMORY_SHARE", "1.1"),
+        ("MAX_RUNNING", "0"),
+        ("DTYPE", "int8"),
+        ("CACHE_MANAGER", "here"),
+    ],
 )
 def test_what_cannot_be_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, variable: str, text: str):
     monkeypatch.setenv(f"OCTAVO_{variable}", text)
