@@ -6,9 +6,10 @@ import random
 import sys
 from contextlib import aclosing
 
+from gateway.bounds import Bounds
 from gateway.catalogue import ServedModel
 from gateway.core.request import Limits
-from gateway.dispatcher import Bounds, Dispatcher
+from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
 from gateway.http_door.routes import Gateway, build_app
@@ -31,6 +32,9 @@ log = logging.getLogger("octavo.gateway")
 MESSAGE_PROMPTS = 4
 """A message may be as long as so many of the longest prompts: what is somewhat too long is refused by its field, and
 nobody waits for the gateway while it reads something that is far too long."""
+
+STOP_SECONDS = 1.0
+"""For streams that have nothing more to say."""
 
 
 async def serve(config: GatewaySettings) -> None:
@@ -56,8 +60,8 @@ async def serve(config: GatewaySettings) -> None:
                     tasks.create_task(tenancy.keep_looking()),
                 ]
                 await service.until_asked_to_stop()
-                dispatcher.drain()
-                await asyncio.gather(*(each.stop(config.grace_seconds) for each in (service, *http_doors)))
+                await dispatcher.drain(config.grace_seconds)
+                await asyncio.gather(*(each.stop(STOP_SECONDS) for each in (service, *http_doors)))
                 for task in background:
                     task.cancel()
     finally:
@@ -110,6 +114,7 @@ def bounds_of(config: GatewaySettings) -> Bounds:
         max_wait_seconds=config.max_wait_seconds,
         max_request_seconds=config.max_request_seconds,
         max_attempts=config.max_attempts,
+        max_standstill_seconds=config.max_standstill_seconds,
     )
 
 

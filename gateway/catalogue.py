@@ -90,16 +90,21 @@ class Catalogue:
             if not worker.draining and worker.pool.capacity_tokens >= tokens and process_of(worker) not in but
         ]
 
-    def change(self, change: Callable[[Fleet], None]) -> Collection[WorkerProcess]:
-        """Let news change the fleet view, and log who came and went; returns who is there now."""
+    def change(self, change: Callable[[Fleet], None]) -> tuple[Collection[WorkerProcess], Collection[WorkerInfo]]:
+        """Let news change the fleet view, and log who came and went.
+
+        Returns:
+            (processes that are there now, workers that are not any more).
+        """
         before = _by_process(self._fleet)
         change(self._fleet)
         after = _by_process(self._fleet)
         for newcomer in after.keys() - before.keys():
             self._log_joined(after[newcomer])
-        for leaver in before.keys() - after.keys():
-            log.info("worker_left", extra={"worker": leaver[0], "epoch": before[leaver].epoch})
-        return after
+        leavers = [info for process, info in before.items() if process not in after]
+        for info in leavers:
+            log.info("worker_left", extra={"worker": info.worker_id, "epoch": info.epoch})
+        return after.keys(), leavers
 
     def _serving(self, model: ServedModel) -> list[WorkerInfo]:
         return [

@@ -301,6 +301,7 @@ def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:
                 worker_id=WorkerId(reply.usage.worker_id),
                 time_to_first_token_seconds=reply.usage.time_to_first_token_seconds,
                 total_seconds=reply.usage.total_seconds,
+                carried_over=reply.usage.carried_over,
             )
         case None:
             raise ValueError("the gateway sent a reply of a kind that this client does not know")

@@ -1,94 +1,37 @@
-"""One request from its arrival to its last token.
+"""Every request from its arrival to its last token: the one way in, for whichever front door.
 
-    intake -> wait at the door -> look up, route, reserve, send -> follow the worker's reports
+    intake -> wait at the door -> journey over the workers
 
 Invariants: whatever a request took (a place, a reservation, a call at a worker) it gives back on every way out; every
-wait ends at the request's deadline. A request whose worker is lost before it said anything is sent to another one;
-after its first token it ends with WorkerLost.
+wait ends at the request's deadline. A request whose worker is lost, frozen, cut off or about to leave goes on at
+another one (gateway/journey.py); nobody but a client without a worker left is told.
 """
 
-import asyncio
-import logging
-import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 
+from gateway.bounds import Bounds
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
 from gateway.core.account import OPEN, Account
 from gateway.core.best_of import best_of
-from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
-from gateway.core.fleet import GRACE_SECONDS, Fleet, ReservationId, WorkerProcess, process_of
-from gateway.core.in_flight import PromptBlocks
-from gateway.core.request import Generation, Limits
-from gateway.core.routing import Candidate, choose
-from gateway.core.transcript import Transcript
+from gateway.core.events import Event
+from gateway.core.fleet import Fleet
+from gateway.core.request import Generation
+from gateway.counters import Counters
 from gateway.door import Door
+from gateway.fleet_view import FleetView
 from gateway.intake import Intake, Job
+from gateway.journey import Journey, Journeys
+from gateway.placement import Placement
 from gateway.prefix_lookup import PrefixLookup
-from gateway.worker_client import WorkerCall, Workers
-from octavo.durations import Durations
-from octavo.errors import Draining, OctavoError, WorkerLost
-from octavo.records import FleetUpdate, IndexState, StepReport, WorkerInfo
-
-log = logging.getLogger("octavo.gateway")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """How much, and how long."""
-
-    limits: Limits = field(default_factory=Limits)
-    max_running: int = 256
-    max_waiting: int = 1024
-    max_wait_seconds: float = 30.0
-    """For a place to run in."""
-    max_request_seconds: float = 3600.0
-    """For a whole request whose client named no deadline."""
-    max_attempts: int = 3
-    """Workers that are tried before a request's first token."""
-
-
-FIRST_TOKEN_BOUNDS_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Of the histogram's buckets."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the gateway's start."""
-
-    requests: int = 0
-    refused: int = 0
-    """Before they were sent to a worker."""
-    outdated_hits: int = 0
-    """Hits that were dropped, one for each request and worker: the worker left, came under a new epoch, or was reset
-    while the index was asked."""
-    predicted_cached_tokens: int = 0
-    """Whole blocks: the prefix index knows no parts."""
-    delivered_cached_tokens: int = 0
-    """To the token: of each prompt up to a block less one token more than was predicted, of a block that was copied."""
-    time_to_first_token: Durations = field(default_factory=lambda: Durations(FIRST_TOKEN_BOUNDS_SECONDS))
-    """From a request's arrival on; of every visit to a worker that came to a token."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """A job at a worker."""
-
-    candidate: Candidate
-    reservation: ReservationId
-    call: WorkerCall
-    index_state: IndexState
-    """Of the look-up that it was chosen with."""
-
-    @property
-    def worker(self) -> WorkerInfo:
-        return self.candidate.standing.info
+from gateway.worker_client import Workers
+from octavo.errors import Draining, OctavoError
+from octavo.records import FleetUpdate, IndexState, WorkerInfo
 
 
 class Dispatcher:
-    """Sees requests through. Owns the fleet view and the door; one task per request, all on one event loop."""
+    """Sees requests through. One task per request, all on one event loop."""
 
     def __init__(
         self,
@@ -102,6 +45,7 @@ class Dispatcher:
         """Serve `models` with whichever workers `apply_fleet` names."""
         self._fleet = Fleet()
         self._catalogue = Catalogue(models, self._fleet)
+        self._view = FleetView(self._fleet, self._catalogue, workers, clock)
         self._intake = Intake(self._catalogue, bounds.limits, bounds.max_request_seconds)
         self._door = Door(
             max_running=bounds.max_running,
@@ -111,11 +55,17 @@ class Dispatcher:
         )
         self._lookup = lookup
         self._workers = workers
-        self._max_attempts = bounds.max_attempts
         self._clock = clock
-        self._random = random.Random()
         self._draining = False
         self.counters = Counters()
+        self._journeys = Journeys(
+            Placement(self._fleet, self._catalogue, lookup, workers, self.counters),
+            self._view,
+            self.counters,
+            max_losses=bounds.max_attempts,
+            max_standstill_seconds=bounds.max_standstill_seconds,
+            clock=clock,
+        )
 
     # ---- what others may know, and tell ----------------------------------------------------------------------
 
@@ -159,23 +109,23 @@ class Dispatcher:
 
     def apply_fleet(self, update: FleetUpdate, manager: str) -> None:
         """Take in what a cache manager says of the workers."""
-        self._change(lambda fleet: fleet.apply(update, self._clock(), manager))
-        if update.snapshot:
-            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._forget_missing)
+        self._view.apply(update, manager)
 
     def manager_away(self, manager: str) -> None:
         """A cache manager says nothing any more: its workers stay as they were."""
-        self._change(lambda fleet: fleet.manager_away(manager))
+        self._view.manager_away(manager)
 
-    def _forget_missing(self) -> None:
-        self._change(lambda fleet: fleet.forget_missing(self._clock()))
+    async def drain(self, seconds: float) -> None:
+        """Refuse every request from now on; return when those that are in have ended, which takes `seconds` at most.
 
-    def _change(self, change: Callable[[Fleet], None]) -> None:
-        self._workers.keep(self._catalogue.change(change))
-
-    def drain(self) -> None:
-        """Refuse every request from now on; those that are in go on."""
+        What has not ended by then ends with Draining, so that its client can go elsewhere.
+        """
         self._draining = True
+        if not await self._door.until_empty(seconds):
+            reason = Draining(f"this gateway leaves, and {seconds:g} s were not enough to end the request")
+            self._door.refuse_waiting(reason)
+            self._journeys.end(reason)
+            self._workers.fail_all(reason)
 
     async def examine(self, request: Generation, account: Account = OPEN) -> tuple[Job, list[WorkerInfo]]:
         """The job that a request would be, and the workers that could take it. Nothing runs.
@@ -201,10 +151,10 @@ class Dispatcher:
         Raises:
             InvalidRequest: the request cannot be served as it is.
             UnknownModel: there is no such model.
-            NoWorker: nobody serves it just now.
+            NoWorker: nobody serves it just now, or nobody came in time to go on with it.
             QueueFull: too many requests wait, or this one waited too long.
             Draining: the gateway, or every worker of the model, takes nothing new.
-            WorkerLost: the worker is gone, after the first token or together with every other one.
+            WorkerLost: too many workers were lost under it, or the last one was.
             OctavoError: as the worker refused it.
             TimeoutError: the deadline passed.
         """
@@ -215,119 +165,18 @@ class Dispatcher:
             if self._draining:
                 raise Draining("this gateway finishes what it has and takes nothing new")
             job = await self._intake.job(request, account, arrived, seconds_left)
-            async with self._door.place(job.deadline), aclosing(self._told(job)) as events:
-                async for event in events:
+            events = Journey(job, self._journeys).events()
+            async with self._door.place(job.deadline), aclosing(events), aclosing(_told(job, events)) as told:
+                async for event in told:
                     sent = True
                     yield event
         except (OctavoError, TimeoutError):
             self.counters.refused += not sent
             raise
 
-    async def _told(self, job: Job) -> AsyncGenerator[Event]:
-        """What the client hears of a job."""
-        async with aclosing(self._run(job)) as events:
-            chosen = job.told_samples < job.submission.samples
-            told = best_of(events, job.told_samples, tells_logprobs=job.tells_logprobs) if chosen else events
-            async for event in told:
-                yield event
 
-    async def _run(self, job: Job) -> AsyncGenerator[Event]:
-        """Send a job to a worker, and to another one if that is lost before it said anything."""
-        tried: set[WorkerProcess] = set()
-        while True:
-            visit = await self._send(job, tried)
-            transcript = Transcript(job.submission.samples, job.model.tokenizer.detokenizer, job.stop)
-            try:
-                if not tried:
-                    yield _started(job, visit)
-                async with aclosing(self._follow(job, visit, transcript)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except (WorkerLost, Draining) as error:
-                tried.add(process_of(visit.worker))
-                if isinstance(error, WorkerLost):
-                    self._fleet.stream_lost(visit.worker)
-                if transcript.output_tokens or not self._may_try_again(job, tried):
-                    raise
-                log.info("request_sent_again", extra={"request": job.request_id, "reason": str(error)})
-            finally:
-                visit.call.close()
-                self._fleet.release(visit.reservation)
-
-    async def _send(self, job: Job, tried: Collection[WorkerProcess]) -> _Visit:
-        """Look up, route, reserve, submit. No await after the look-up: the choice is made from one picture."""
-        prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
-        asked = self._fitting(job, tried)
-        found = await self._lookup.hits(job.submission.prompt, job.submission.scope, asked)
-        indexed = self._fleet.credited(asked, found.tokens)
-        self.counters.outdated_hits += len(found.tokens) - len(indexed)
-        fitting = self._fitting(job, tried)
-        if not fitting:
-            raise WorkerLost(f"no worker of {job.model.name} with room for {job.sequence_tokens} tokens is left")
-        standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        chosen = choose(job.work, standings, self._fleet.hits(prompt, indexed), self._random.random).chosen
-        reservation = self._fleet.reserve(
-            chosen.standing.info,
-            prompt_tokens=job.prompt_tokens,
-            cached_tokens=chosen.cached_tokens,
-            output_tokens=job.work.output_tokens,
-            blocks=prompt.of(chosen.standing.info),
-        )
-        call = self._workers.submit(chosen.standing.info, job.submission)
-        return _Visit(chosen, reservation, call, found.state)
-
-    async def _follow(
-        self, job: Job, visit: _Visit, transcript: Transcript
-    ) -> AsyncGenerator[PromptLogprobs | Delta | Finished | Usage]:
-        """A worker's reports as events, up to the last sample's end; then the bill."""
-        first_token: float | None = None
-        while not transcript.finished:
-            report = await self._next_report(job, visit)
-            if report.tokens and first_token is None:
-                first_token = self._clock()
-                self.counters.time_to_first_token.add(first_token - job.arrived)
-            for done in report.prefilled:
-                self._prefilled(visit, done.cached_tokens)
-            for event in transcript.add(report):
-                if isinstance(event, Finished):
-                    visit.call.stop(event.sample)  # the worker does not see stop strings
-                yield event
-        now = self._clock()
-        yield Usage(
-            prompt_tokens=job.prompt_tokens,
-            cached_tokens=transcript.cached_tokens,
-            output_tokens=transcript.output_tokens,
-            worker_id=visit.worker.worker_id,
-            time_to_first_token_seconds=(now if first_token is None else first_token) - job.arrived,
-            total_seconds=now - job.arrived,
-        )
-
-    async def _next_report(self, job: Job, visit: _Visit) -> StepReport:
-        try:
-            async with asyncio.timeout(job.deadline - self._clock()):
-                return await visit.call.next_report()
-        except TimeoutError as error:
-            raise TimeoutError(f"no end after {job.deadline - job.arrived:.1f} s") from error
-
-    def _prefilled(self, visit: _Visit, cached_tokens: int) -> None:
-        self._fleet.prefilled(visit.reservation)
-        self.counters.predicted_cached_tokens += visit.candidate.cached_tokens
-        self.counters.delivered_cached_tokens += cached_tokens
-
-    def _fitting(self, job: Job, tried: Collection[WorkerProcess]) -> list[WorkerInfo]:
-        return self._catalogue.fitting(job.model, job.sequence_tokens, but=tried)
-
-    def _may_try_again(self, job: Job, tried: Collection[WorkerProcess]) -> bool:
-        return len(tried) < self._max_attempts and bool(self._fitting(job, tried))
-
-
-def _started(job: Job, visit: _Visit) -> Started:
-    return Started(
-        request_id=job.request_id,
-        worker_id=visit.worker.worker_id,
-        prompt_tokens=job.prompt_tokens,
-        predicted_cached_tokens=visit.candidate.cached_tokens,
-        index_state=visit.index_state,
-        prompt_ids=job.submission.prompt,
-    )
+def _told(job: Job, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
+    """What the client hears of all that happens."""
+    if job.told_samples == job.submission.samples:
+        return events
+    return best_of(events, job.told_samples, tells_logprobs=job.tells_logprobs)

@@ -6,10 +6,10 @@ Invariant: a place is given back on every way out, and whoever is next gets it a
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from gateway.core.admission import Admission, Ticket
-from octavo.errors import QueueFull
+from octavo.errors import OctavoError, QueueFull
 
 
 class Door:
@@ -24,6 +24,7 @@ class Door:
         self._clock = clock
         self._tickets = itertools.count()
         self._turns: dict[Ticket, asyncio.Future[bool]] = {}
+        self._left = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -34,6 +35,21 @@ class Door:
     def waiting(self) -> int:
         """Requests that wait."""
         return self._admission.waiting
+
+    async def until_empty(self, seconds: float) -> bool:
+        """Return when nobody is in and nobody waits, or after so many seconds; whether it is so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.running or self.waiting:
+                    self._left.clear()
+                    await self._left.wait()
+        return not (self.running or self.waiting)
+
+    def refuse_waiting(self, reason: OctavoError) -> None:
+        """End every wait with an error; nobody is let in by it."""
+        for future in self._turns.values():
+            if not future.done():
+                future.set_exception(reason)
 
     @asynccontextmanager
     async def place(self, deadline: float) -> AsyncGenerator[None]:
@@ -51,6 +67,7 @@ class Door:
             self._turns.pop(ticket, None)
             self._admission.leave(ticket)
             self._take_turns()
+            self._left.set()
 
     async def _turn_of(self, ticket: Ticket, deadline: float) -> None:
         entered = self._clock()

@@ -23,6 +23,11 @@ class GatewayMetrics(Collector):
         yield CounterMetricFamily(
             "octavo_refused_requests", "Of them, those that ended before they were sent to a worker.", counters.refused
         )
+        yield CounterMetricFamily(
+            "octavo_carried_over_requests",
+            "Times that a request went on at another worker, since its own was lost or left.",
+            counters.carried_over,
+        )
         yield GaugeMetricFamily("octavo_running_requests", "Let in and not ended.", dispatcher.running)
         yield GaugeMetricFamily("octavo_waiting_requests", "Waiting at the door.", dispatcher.waiting)
         yield GaugeMetricFamily("octavo_fleet_workers", "Workers known to this gateway.", len(dispatcher.fleet))

@@ -173,6 +173,7 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
                     worker_id=event.worker_id,
                     time_to_first_token_seconds=event.time_to_first_token_seconds,
                     total_seconds=event.total_seconds,
+                    carried_over=event.carried_over,
                 )
             )
 

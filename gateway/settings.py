@@ -48,7 +48,12 @@ class GatewaySettings(ServiceSettings):
     max_request_seconds: float = Field(
         default=3600.0, gt=0, description="seconds a request may take when its client names no deadline"
     )
-    max_attempts: int = Field(default=3, ge=1, description="workers tried before a request's first token")
+    max_attempts: int = Field(
+        default=5, ge=1, description="workers that may be lost under a request in a row, without a token in between"
+    )
+    max_standstill_seconds: float = Field(
+        default=30.0, gt=0, description="seconds a request that was let in waits for a worker while there is none"
+    )
     max_samples: int = Field(default=64, ge=1, description="outputs of one request (n)")
     max_prompt_bytes: int = Field(
         default=4 << 20,

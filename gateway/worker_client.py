@@ -8,7 +8,7 @@ Invariant: every call ends, be it with its last sample, an error from the worker
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -29,10 +29,10 @@ log = logging.getLogger("octavo.gateway")
 class WorkerCall:
     """One request at one worker. Ask for its reports until all samples are finished; `close` it in any case."""
 
-    def __init__(self, stream: "_WorkerStream", request: int, samples: int) -> None:
+    def __init__(self, stream: "_WorkerStream") -> None:
         self._stream = stream
-        self._request = request
-        self._live = set(range(samples))
+        self._live: dict[int, set[int]] = {}
+        """Number of each submission on the stream -> its samples that the worker has not ended."""
         self._reports: list[StepReport] = []
         self._error: OctavoError | None = None
         self._news = asyncio.Event()
@@ -53,27 +53,38 @@ class WorkerCall:
         assert self._error is not None
         raise self._error
 
-    def put(self, report: StepReport) -> None:
-        """For the stream: the worker said something about this request."""
-        self._live -= {end.sample for end in report.finished}
+    def expect(self, number: int, submission: Submission) -> None:
+        """For the stream: a part of the request was sent under that number."""
+        first = submission.first_sample
+        self._live[number] = set(range(first, first + submission.samples))
+
+    def put(self, number: int, report: StepReport) -> None:
+        """For the stream: the worker said something about a part of the request."""
+        self._live[number] -= {end.sample for end in report.finished}
         self._reports.append(report)
         self._news.set()
 
-    def fail(self, error: OctavoError) -> None:
-        """For the stream: the worker says nothing more."""
-        self._live.clear()
+    def fail(self, error: OctavoError, number: int | None = None) -> None:
+        """For the stream: the request ends here, since the worker is gone or refused the part with that number."""
+        if number is not None:
+            self._live[number].clear()
         self._error = error
         self._news.set()
 
     def close(self) -> None:
         """Forget the request; a worker that has not finished it is told to stop."""
-        self._stream.forget(self._request, cancel=bool(self._live))
+        for number, live in self._live.items():
+            self._stream.forget(number, cancel=bool(live))
 
     def stop(self, sample: int) -> None:
-        """Let the worker make no more of a sample that others outlive; the last one's end is `close`."""
-        if sample in self._live and len(self._live) > 1:
-            self._live.remove(sample)
-            self._stream.cancel(self._request, sample)
+        """Let the worker make no more of a sample. The last one of a part ends that part."""
+        for number, live in self._live.items():
+            if sample in live:
+                live.remove(sample)
+                if live:
+                    self._stream.cancel(number, sample)
+                else:
+                    self._stream.forget(number, cancel=True)
 
 
 class _WorkerStream:
@@ -91,13 +102,15 @@ class _WorkerStream:
         """Whether no request is on it."""
         return not self._calls
 
-    def submit(self, submission: Submission) -> WorkerCall:
-        """Send a request under a number of this stream's own."""
-        self._last_request += 1
-        call = WorkerCall(self, self._last_request, submission.samples)
-        self._calls[self._last_request] = call
-        message = submission_to_wire(replace(submission, request=self._last_request))
-        self._outgoing.put_nowait(worker_v1.ServeRequest(submit=message))
+    def submit(self, parts: Iterable[Submission]) -> WorkerCall:
+        """Send the parts of a request, each under a number of this stream's own."""
+        call = WorkerCall(self)
+        for part in parts:
+            self._last_request += 1
+            self._calls[self._last_request] = call
+            call.expect(self._last_request, part)
+            message = submission_to_wire(replace(part, request=self._last_request))
+            self._outgoing.put_nowait(worker_v1.ServeRequest(submit=message))
         return call
 
     def forget(self, request: int, *, cancel: bool) -> None:
@@ -133,18 +146,21 @@ class _WorkerStream:
         """Give each request its part. A request that was forgotten may still be spoken of for a step or two."""
         for refusal in report.refused:
             if call := self._calls.pop(refusal.request, None):
-                call.fail(refusal.error)
+                call.fail(refusal.error, refusal.request)
         for request, part in _by_request(report).items():
             if call := self._calls.get(request):
-                call.put(part)
+                call.put(request, part)
 
     def _end(self, reason: str) -> None:
         self.lost = True
         worker = self._worker.worker_id
         log.info("worker_stream_ended", extra={"worker": worker, "reason": reason, "requests": len(self._calls)})
-        for call in self._calls.values():
-            call.fail(WorkerLost(f"worker {worker}: {reason}"))
-        self._calls.clear()
+        self.fail(WorkerLost(f"worker {worker}: {reason}"))
+
+    def fail(self, error: OctavoError) -> None:
+        """End every call with an error; a worker that is still there is told by whoever closes them."""
+        for call in set(self._calls.values()):
+            call.fail(error)
 
 
 def _by_request(report: StepReport) -> dict[int, StepReport]:
@@ -200,14 +216,24 @@ class Workers:
             task.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    def submit(self, worker: WorkerInfo, submission: Submission) -> WorkerCall:
-        """Send a request to a worker; the number in `submission` is replaced by the stream's own."""
+    def submit(self, worker: WorkerInfo, parts: Iterable[Submission]) -> WorkerCall:
+        """Send the parts of one request to a worker; their numbers are replaced by the stream's own."""
         process = process_of(worker)
         stream, _ = self._streams.get(process, (None, None))
         if stream is None or stream.lost:
             stream = _WorkerStream(worker)
             self._streams[process] = (stream, self._tasks.create_task(stream.run()))
-        return stream.submit(submission)
+        return stream.submit(parts)
+
+    def fail(self, process: WorkerProcess, error: OctavoError) -> None:
+        """End everything that is at a worker; it is told to stop."""
+        if process in self._streams:
+            self._streams[process][0].fail(error)
+
+    def fail_all(self, error: OctavoError) -> None:
+        """End everything that is at any worker."""
+        for stream, _ in self._streams.values():
+            stream.fail(error)
 
     def keep(self, live: Collection[WorkerProcess]) -> None:
         """Close the streams of workers that are not live any more and on which nothing is left; call it often.

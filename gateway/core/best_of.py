@@ -5,14 +5,14 @@ preferred for being short; of equals, the sample that was numbered first. A text
 """
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from math import inf
 
 from gateway.core.events import Delta, Event, Finished
 
 
-async def best_of(events: AsyncIterator[Event], wanted: int, *, tells_logprobs: bool) -> AsyncIterator[Event]:
+async def best_of(events: AsyncIterator[Event], wanted: int, *, tells_logprobs: bool) -> AsyncGenerator[Event]:
     """The same events with the best `wanted` samples alone, numbered by rank, one Delta each, before the last event.
 
     Args:

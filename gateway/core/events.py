@@ -10,7 +10,7 @@ from octavo.records import FinishReason, IndexState, TokenLogprobs
 class Started:
     """The request was admitted and sent to a worker.
 
-    If that worker is lost before the first token, another one may serve the request: `Usage` names it.
+    If that worker is lost or leaves, the request goes on at another one, with the same tokens: `Usage` names the last.
     """
 
     request_id: str
@@ -65,6 +65,9 @@ class Usage:
     output_tokens: int
     """Of all samples."""
     worker_id: WorkerId
+    """Where the request ended."""
+    carried_over: int = 0
+    """How often it went on at another worker."""
     time_to_first_token_seconds: float
     """From the request's arrival at the gateway."""
     total_seconds: float

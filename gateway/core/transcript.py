@@ -1,7 +1,8 @@
 """A request's outputs as they grow: a worker's reports in, a client's events out.
 
 Invariant: every sample has exactly one Finished, and nothing after it. Tokens that a worker made before it heard
-that a stop string was found are dropped and not counted.
+that a stop string was found are dropped and not counted. Who made the tokens makes no difference: a sample may begin
+at one worker and end at another.
 """
 
 from collections import defaultdict
@@ -31,6 +32,8 @@ class _Sample:
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...]) -> None:
         self._detokenizer = detokenizer
         self._scanner = StopScanner(stops)
+        self.tokens: list[int] = []
+        """Those that were taken."""
         self.finished = False
         self.cumulative_logprob: float | None = None
         """Of the tokens taken, where their logprobs are told."""
@@ -41,7 +44,9 @@ class _Sample:
         for taken, token in enumerate(tokens, start=1):
             text.append(self._scanner.push(self._detokenizer.push((token,))))
             if self._scanner.stopped:
-                return "".join(text), tuple(tokens[:taken])
+                tokens = tokens[:taken]
+                break
+        self.tokens += tokens
         return "".join(text), tuple(tokens)
 
     def flush(self) -> str:
@@ -60,8 +65,7 @@ class Transcript:
         """Expect `samples` outputs, each with a detokenizer of its own."""
         self._samples = [_Sample(detokenizer(), stops) for _ in range(samples)]
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self.cached_tokens = 0
-        """Of the prompt, as the worker reported it."""
+        self._cached_tokens: int | None = None
         self.output_tokens = 0
         """Of all samples."""
 
@@ -70,11 +74,27 @@ class Transcript:
         """Whether every sample has ended."""
         return all(sample.finished for sample in self._samples)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt, as the first worker that computed it reported: what a later one finds is its own affair."""
+        return self._cached_tokens or 0
+
+    @property
+    def drawn(self) -> list[Sequence[int] | None]:
+        """Of each sample its tokens so far; None where it has ended."""
+        return [None if sample.finished else sample.tokens for sample in self._samples]
+
+    def moved(self) -> None:
+        """The request goes on at another worker: what this one has said in part, the next one says whole."""
+        self._prompt_logprobs.clear()
+
     def add(self, report: StepReport) -> Iterator[PromptLogprobs | Delta | Finished]:
         """The events of a report about this request, in order; one Delta for all that a sample gained."""
         self._prompt_logprobs += (token for part in report.prompt_logprobs for token in part.tokens)
         for prefilled in report.prefilled:
-            self.cached_tokens = prefilled.cached_tokens
+            if self._cached_tokens is not None:  # a later worker computed it again
+                continue
+            self._cached_tokens = prefilled.cached_tokens
             if self._prompt_logprobs:
                 yield PromptLogprobs(tuple(self._prompt_logprobs))
         grown: defaultdict[int, list[Tokens]] = defaultdict(list)

@@ -521,6 +521,7 @@ class Usage(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
     TOTAL_SECONDS_FIELD_NUMBER: _builtins.int
+    CARRIED_OVER_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """counted once, whatever n"""
     cached_tokens: _builtins.int
@@ -531,6 +532,8 @@ class Usage(_message.Message):
     time_to_first_token_seconds: _builtins.float
     """from the request's arrival at the gateway"""
     total_seconds: _builtins.float
+    carried_over: _builtins.int
+    """how often the request went on at another worker, since its own was lost or left"""
     def __init__(
         self,
         *,
@@ -540,10 +543,11 @@ class Usage(_message.Message):
         worker_id: _builtins.str = ...,
         time_to_first_token_seconds: _builtins.float = ...,
         total_seconds: _builtins.float = ...,
+        carried_over: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "time_to_first_token_seconds", b"time_to_first_token_seconds", "total_seconds", b"total_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "carried_over", b"carried_over", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "time_to_first_token_seconds", b"time_to_first_token_seconds", "total_seconds", b"total_seconds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

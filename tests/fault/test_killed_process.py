@@ -56,6 +56,12 @@ class Running:
         return self.answer
 
 
+def whole(end: Answer | grpc.aio.AioRpcError) -> Answer:
+    """The answer of a stream that must not have failed."""
+    assert isinstance(end, Answer), end
+    return end
+
+
 async def begin_all(client: Client, prompts: Sequence[Sequence[int]]) -> list[Running]:
     return await asyncio.gather(*(Running(client, prompt).begin() for prompt in prompts))
 
@@ -90,8 +96,8 @@ async def test_running_requests_survive_the_cache_managers(client: Client) -> No
     await client.at_rest()
 
 
-async def test_a_killed_worker_takes_only_its_own_running_requests_along(client: Client) -> None:
-    """kill -9: those end with WorkerLost, the others are right, and the fleet goes on with one worker less."""
+async def test_the_streams_of_a_killed_worker_go_on_at_another(client: Client) -> None:
+    """S25, kill -9: every client has the tokens of a solo run; those of the other worker were not concerned."""
     prompts = [prose(500 + 100 * i, 30 + i) for i in range(6)]
     running = await begin_all(client, prompts)
     victim = client.cluster.workers[1]
@@ -99,18 +105,32 @@ async def test_a_killed_worker_takes_only_its_own_running_requests_along(client:
     assert set(on_victim) == {True, False}
 
     await victim.kill()
-    ends = [await one.finish() for one in running]
+    answers = [whole(await one.finish()) for one in running]
 
-    for prompt, lost, end in zip(prompts, on_victim, ends, strict=True):
-        if lost:
-            assert isinstance(end, grpc.aio.AioRpcError)
-            assert dict(end.trailing_metadata())["octavo-reason"] == "WorkerLost"
-        else:
-            assert isinstance(end, Answer)
-            assert end.tokens[0] == greedy(prompt, OUTPUT)
-    alone = await client.ask(prose(1200, 50), max_tokens=4)
-    assert alone.tokens[0] == greedy(prose(1200, 50), 4)
+    assert [answer.tokens[0] for answer in answers] == [greedy(prompt, OUTPUT) for prompt in prompts]
+    assert [answer.usage.carried_over for answer in answers] == [int(moved) for moved in on_victim]
+    assert [answer.usage.output_tokens for answer in answers] == [OUTPUT] * len(answers)
     await heals(client, victim)
+
+
+async def test_the_streams_of_a_frozen_worker_go_on_at_another(client: Client) -> None:
+    """S25, SIGSTOP: its connections stay open and silent, so it is found by HTTP/2 pings. What it has to say when it
+    goes on reaches nobody."""
+    prompts = [prose(1600 + 100 * (i % 5), 30 + i % 5) for i in range(20)]
+    running = await begin_all(client, prompts)
+    victim = client.cluster.workers[0]
+
+    victim.freeze()
+    answers = [whole(await one.finish()) for one in running]
+    victim.thaw()
+
+    assert [answer.tokens[0] for answer in answers] == [greedy(prompt, OUTPUT) for prompt in prompts]
+    moved = [answer.started.worker_id != answer.usage.worker_id for answer in answers]
+    assert any(moved)
+    assert [answer.usage.carried_over for answer in answers] == [int(each) for each in moved]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await client.cluster.until_fleet_is_whole()
+    await client.at_rest()
 
 
 async def test_a_worker_that_comes_back_has_forgotten_everything(client: Client) -> None:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import grpc
@@ -38,6 +39,10 @@ from octavo.wire import fleet_to_wire, report_to_wire, submission_from_wire
 
 PATIENCE_SECONDS = 20.0
 """How long a test waits for what must happen before it fails."""
+
+
+Reports = asyncio.Queue[StepReport | None]
+"""What goes to one gateway; None ends its stream."""
 
 
 class News:
@@ -78,6 +83,7 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
         """(request, sample)."""
         self.running: set[int] = set()
         self.streams = 0
+        self._reports: list[Reports] = []
         self.news = News()
 
     async def start(self) -> None:
@@ -87,6 +93,16 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
         """Every stream ends at once, and nobody listens any more."""
         await self._server.stop(None)
 
+    def say(self, report: StepReport) -> None:
+        """To every gateway that listens."""
+        for reports in self._reports:
+            reports.put_nowait(report)
+
+    def cut(self) -> None:
+        """End the streams that there are; new ones are welcome."""
+        for reports in self._reports:
+            reports.put_nowait(None)
+
     def forget(self) -> None:
         """What was computed, as a new process has."""
         self._published.clear()
@@ -95,25 +111,33 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
         await self.news.until(lambda: condition(self))
 
     async def Serve(self, request_iterator: Any, context: Any) -> AsyncGenerator[worker_v1.ServeReply]:  # noqa: N802 - the schema's name
-        reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        reports: Reports = asyncio.Queue()
         tasks: dict[int, asyncio.Task[None]] = {}
         self.streams += 1
+        self._reports.append(reports)
         listening = asyncio.create_task(self._listen(request_iterator, reports, tasks))
         try:
-            while not self.ends_streams:
-                step = await reports.get()
+            ended = self.ends_streams
+            while not ended:
+                steps = [await reports.get()]
                 while not reports.empty():
-                    step = _merged(step, reports.get_nowait())
-                yield report_to_wire(step)
+                    steps.append(reports.get_nowait())
+                ended = None in steps
+                if said := [step for step in steps if step is not None]:
+                    yield report_to_wire(reduce(_merged, said))
         finally:
             for task in (listening, *tasks.values()):
                 task.cancel()
             await asyncio.gather(listening, *tasks.values(), return_exceptions=True)
+            self._reports.remove(reports)
             self.streams -= 1
             self.news.tell()
 
     async def _listen(
-        self, messages: AsyncIterator[Any], reports: asyncio.Queue[StepReport], tasks: dict[int, asyncio.Task[None]]
+        self,
+        messages: AsyncIterator[Any],
+        reports: Reports,
+        tasks: dict[int, asyncio.Task[None]],
     ) -> None:
         async for message in messages:
             if message.HasField("submit"):
@@ -128,7 +152,7 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
                 tasks[message.cancel.request].cancel()
             self.news.tell()
 
-    async def _run(self, submission: Submission, reports: asyncio.Queue[StepReport]) -> None:
+    async def _run(self, submission: Submission, reports: Reports) -> None:
         request = submission.request
         try:
             await self.gate.wait()
@@ -141,12 +165,14 @@ class FakeWorker(worker_v1_grpc.WorkerServicer):
             self.running.discard(request)
             self.news.tell()
 
-    async def _decode(self, submission: Submission, reports: asyncio.Queue[StepReport]) -> None:
-        request, samples = submission.request, range(submission.samples)
+    async def _decode(self, submission: Submission, reports: Reports) -> None:
+        request, first = submission.request, submission.first_sample
+        samples = range(first, first + submission.samples)
+        prompt = submission.prompt[: submission.output_begins]
         reason = FinishReason.LENGTH
-        for at in range(submission.max_tokens):
+        for at in range(submission.carried_tokens, submission.max_tokens):
             await self.gate.wait()
-            token = submission.prompt[at % len(submission.prompt)]
+            token = prompt[at % len(prompt)]
             if token in submission.stop_tokens:
                 reason = FinishReason.STOP
                 break

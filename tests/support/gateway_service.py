@@ -9,9 +9,10 @@ from typing import Any
 
 import grpc
 
+from gateway.bounds import Bounds
 from gateway.catalogue import ServedModel
 from gateway.client import AsyncClient
-from gateway.dispatcher import Bounds, Dispatcher
+from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
 from gateway.http_door.routes import Gateway as Front

@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.bounds import Bounds
 from gateway.core.events import Delta, Finished, Started, Usage
 from gateway.core.request import Generation, Limits, TextPrompt, TokenPrompt
-from gateway.dispatcher import Bounds
 from octavo.errors import InvalidRequest
 from octavo.v1 import gateway_pb2 as v1
 from octavo.v1.types_pb2 import BeamSearch

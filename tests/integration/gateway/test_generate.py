@@ -8,17 +8,17 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gateway.bounds import Bounds
 from gateway.client import AsyncClient, Client
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
-from gateway.dispatcher import Bounds
 from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import Hits, MemoryLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
 from octavo.records import FinishReason, Scope, WorkerInfo
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
-from tests.support.fake_fleet import FakeFleet, fake_fleet
+from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
 
 BLOCK = 16
@@ -363,13 +363,35 @@ async def test_a_gateway_that_drains_refuses_and_finishes_what_it_has(fleet: Fak
         worker.gate.clear()
     running = asyncio.create_task(front.client.complete(Generation(prompt=TokenPrompt((5,)), max_tokens=3)))
     await _until_load(front, running=1, waiting=0)
-    front.dispatcher.drain()
+    draining = asyncio.create_task(front.dispatcher.drain(PATIENCE_SECONDS))
 
     with pytest.raises(Draining):
         await front.client.complete("x")
     for worker in fleet.workers:
         worker.gate.set()
     assert (await running).usage.output_tokens == 3
+    await draining
+    assert front.at_rest()
+
+
+async def test_what_a_draining_gateway_cannot_end_in_time_is_refused_with_its_type(
+    fleet: FakeFleet, tmp_path: Path
+) -> None:
+    """S57, the gateway's part: one that runs and one that waits for a place; the worker hears that nobody listens."""
+    async with gateway(fleet, tmp_path, Bounds(max_running=1)) as front:
+        for worker in fleet.workers:
+            worker.gate.clear()
+        requests = [asyncio.create_task(front.client.complete("x")) for _ in range(2)]
+        await _until_load(front, running=1, waiting=1)
+
+        await front.dispatcher.drain(0.01)
+
+        for request in requests:
+            with pytest.raises(Draining, match=r"0\.01 s were not enough"):
+                await request
+        for worker in fleet.workers:
+            await worker.until(lambda worker: not worker.running)
+        assert front.at_rest()
 
 
 # ---- what else can be asked, and the clients -----------------------------------------------------------------

@@ -15,7 +15,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import get_type_hints
 
-from gateway.dispatcher import Bounds
+from gateway.bounds import Bounds
 from gateway.http_door.requests import ChatRequest, CompletionRequest
 from gateway.tenancy import Tenancy
 from octavo.errors import PoolExhausted
@@ -178,9 +178,7 @@ async def test_usage_so_far_grows_with_every_event(http: httpx2.AsyncClient) -> 
     assert {event["usage"]["prompt_tokens"] for event in events} == {3}
 
 
-async def test_parts_of_a_message_are_lines_and_developers_are_systems(
-    client: AsyncOpenAI, fleet: FakeFleet
-) -> None:
+async def test_parts_of_a_message_are_lines_and_developers_are_systems(client: AsyncOpenAI, fleet: FakeFleet) -> None:
     parts: Any = [
         {"role": "developer", "content": "be kind"},
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},

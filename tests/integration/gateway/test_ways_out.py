@@ -9,14 +9,18 @@ from random import Random
 import grpc
 import pytest
 
-from gateway.core.events import Delta, Event, Started
+from gateway.bounds import Bounds
+from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
-from gateway.dispatcher import Bounds
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
+from octavo.records import FinishReason, SampleFinished, StepReport, Tokens
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+
+BRIEF = Bounds(max_standstill_seconds=0.01)
+"""For a gateway that finds nobody."""
 
 ENDLESS = Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1000)
 
@@ -163,40 +167,126 @@ async def test_a_worker_that_dies_before_its_first_token_is_replaced(fleet: Fake
     assert front.at_rest()
 
 
-async def test_a_worker_that_dies_after_its_first_token_is_told_to_the_client(fleet: FakeFleet, front: Gateway) -> None:
-    """S25, for now: a typed error within the deadline; the other worker is not concerned."""
-    events = front.client.generate(ENDLESS, timeout_seconds=PATIENCE_SECONDS)
+async def test_a_worker_that_dies_in_mid_stream_is_not_noticed_by_the_client(fleet: FakeFleet, front: Gateway) -> None:
+    """S25: the other worker gets the prompt and what there is of the output, and makes the rest."""
+    events = front.client.generate(replace(ENDLESS, max_tokens=40))
     busy, other = chosen(fleet, await anext(events))
-    assert isinstance(await anext(events), Delta)
+    heard = [await anext(events)]
     busy.gate.clear()
     await busy.die()
+    heard += [event async for event in events]
 
-    with pytest.raises(WorkerLost, match=f"worker {busy.info.worker_id}"):
-        async for _ in events:
-            pass
-    await until_at_rest(front)
-    answer = await front.client.complete(Generation(prompt=TokenPrompt((5,)), max_tokens=3))
-    assert answer.usage.worker_id == other.info.worker_id
-
-
-async def test_when_every_worker_is_lost_the_client_is_told(fleet: FakeFleet, front: Gateway) -> None:
-    for worker in fleet.workers:
-        await worker.die()
-    with pytest.raises(WorkerLost):
-        await front.client.complete("x")
+    tokens = [token for event in heard if isinstance(event, Delta) for token in event.token_ids]
+    assert tokens == [5, 6, 7] * 13 + [5]
+    [carried] = other.submissions
+    assert carried.prompt[: carried.output_begins] == (5, 6, 7)
+    assert carried.prompt[3:] == tuple(tokens[: carried.carried_tokens])
+    usage = heard[-1]
+    assert isinstance(usage, Usage)
+    assert (usage.worker_id, usage.carried_over) == (other.info.worker_id, 1)
+    assert (usage.prompt_tokens, usage.output_tokens) == (3, 40)
     assert front.at_rest()
 
 
-async def test_a_worker_that_ends_its_stream_in_peace_ends_the_requests_on_it(tmp_path: Path) -> None:
+async def test_samples_go_on_from_where_each_of_them_was(fleet: FakeFleet, front: Gateway) -> None:
+    """n = 3, one of which a stop string has ended: only the others are asked for again, under their own numbers."""
+    for worker in fleet.workers:
+        worker.gate.clear()
+    request = Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=6, samples=3)
+    events = front.client.generate(request)
+    busy, other = chosen(fleet, await anext(events))
+    await busy.until(lambda worker: bool(worker.submissions))
+    number = busy.submissions[0].request
+    busy.say(StepReport(tokens=(Tokens(number, 0, (5, 6)), Tokens(number, 1, (5,)), Tokens(number, 2, (5, 6)))))
+    busy.say(StepReport(finished=(SampleFinished(number, 2, FinishReason.STOP),)))
+    heard: list[Event] = []
+    while not any(isinstance(event, Finished) for event in heard):
+        heard.append(await anext(events))
+    other.gate.set()
+    await busy.die()
+    heard += [event async for event in events]
+
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for event in heard:
+        if isinstance(event, Delta):
+            tokens[event.sample] += event.token_ids
+    assert tokens == {0: [5, 6, 7, 5, 6, 7], 1: [5, 6, 7, 5, 6, 7], 2: [5, 6]}
+    assert [(part.first_sample, part.samples, part.carried_tokens) for part in other.submissions] == [
+        (0, 1, 2),
+        (1, 1, 1),
+    ]
+    assert sorted(event.sample for event in heard if isinstance(event, Finished)) == [0, 1, 2]
+    assert front.at_rest()
+
+
+async def test_when_every_worker_is_lost_the_client_is_told(fleet: FakeFleet, tmp_path: Path) -> None:
+    async with gateway(fleet, tmp_path, BRIEF) as front:
+        for worker in fleet.workers:
+            await worker.die()
+        with pytest.raises(WorkerLost):
+            await front.client.complete("x")
+        assert front.at_rest()
+
+
+async def test_a_request_that_loses_every_worker_it_is_sent_to_is_given_up(tmp_path: Path) -> None:
+    """One that takes its workers with it must not take them all."""
+    async with fake_fleet() as fleet:
+        for name in "abcd":
+            (await fleet.add(name, words_pool())).ends_streams = True
+        async with gateway(fleet, tmp_path, Bounds(max_attempts=3)) as front:
+            with pytest.raises(WorkerLost):
+                await front.client.complete("x")
+            assert front.dispatcher.counters.carried_over == 2
+
+
+async def test_a_request_waits_for_a_worker_that_is_started_anew(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet:
+        old = await fleet.add("a", words_pool())
+        async with gateway(fleet, tmp_path) as front:
+            events = front.client.generate(replace(ENDLESS, max_tokens=40))
+            heard = [await anext(events), await anext(events)]
+            old.gate.clear()
+            await old.die()
+            fleet.manager.tell(gone=(old.info.worker_id,))
+            await front.until_fleet(lambda names: not names)
+            await fleet.add("b", words_pool())
+            heard += [event async for event in events]
+
+    tokens = [token for event in heard if isinstance(event, Delta) for token in event.token_ids]
+    assert tokens == [5, 6, 7] * 13 + [5]
+
+
+async def test_a_worker_to_which_only_the_way_was_cut_is_asked_again(tmp_path: Path) -> None:
+    """It is the only one, it is well, and its manager says so."""
     async with fake_fleet() as fleet:
         worker = await fleet.add("a", words_pool())
         async with gateway(fleet, tmp_path) as front:
-            worker.ends_streams = True
-            with pytest.raises(WorkerLost, match="the worker ended the stream"):
-                await front.client.complete("x")
+            worker.gate.clear()
+            running = asyncio.create_task(front.client.complete(replace(ENDLESS, max_tokens=4)))
+            await worker.until(lambda worker: len(worker.submissions) == 1)
+            worker.cut()
+            await worker.until(lambda worker: len(worker.submissions) == 2)
+            worker.gate.set()
+            assert (await running).samples[0].token_ids == (5, 6, 7, 5)
 
 
-async def test_a_request_that_one_worker_refuses_while_it_drains_goes_to_another(
+async def test_what_a_worker_has_that_its_manager_gave_up_is_taken_from_it(fleet: FakeFleet, front: Gateway) -> None:
+    """It may be cut off from every manager and stand still for want of blocks, with its streams as they were."""
+    for worker in fleet.workers:
+        worker.gate.clear()
+    events = front.client.generate(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=4))
+    busy, other = chosen(fleet, await anext(events))
+    await busy.until(lambda worker: bool(worker.running))
+    other.gate.set()
+    fleet.manager.tell(gone=(busy.info.worker_id,))
+
+    assert await tokens_of(events) == [5, 6, 7, 5]
+    assert len(other.submissions) == 1
+    await busy.until(lambda worker: not worker.running)
+    assert front.at_rest()
+
+
+async def test_a_request_that_a_worker_hands_over_while_it_drains_goes_on_at_another(
     fleet: FakeFleet, front: Gateway
 ) -> None:
     for worker in fleet.workers:
@@ -267,11 +357,12 @@ async def test_while_the_manager_is_away_the_last_picture_stands_and_then_a_new_
     await front.until_fleet(lambda names: names == ["b", "c"])
 
 
-async def test_the_status_of_a_lost_worker_is_unavailable_with_its_reason(fleet: FakeFleet, front: Gateway) -> None:
-    for worker in fleet.workers:
-        await worker.die()
-    with pytest.raises(grpc.aio.AioRpcError) as failed:
-        async for _ in front.stub.Generate(v1.GenerateRequest(text="x"), timeout=20):
-            pass
+async def test_the_status_of_a_lost_worker_is_unavailable_with_its_reason(fleet: FakeFleet, tmp_path: Path) -> None:
+    async with gateway(fleet, tmp_path, BRIEF) as front:
+        for worker in fleet.workers:
+            await worker.die()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            async for _ in front.stub.Generate(v1.GenerateRequest(text="x"), timeout=20):
+                pass
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     assert ("octavo-reason", "WorkerLost") in list(failed.value.trailing_metadata())

@@ -1,0 +1,22 @@
+"""How much one gateway takes on, and how long anything may take."""
+
+from dataclasses import dataclass, field
+
+from gateway.core.request import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Each is a setting of its own (gateway/settings.py)."""
+
+    limits: Limits = field(default_factory=Limits)
+    max_running: int = 256
+    max_waiting: int = 1024
+    max_wait_seconds: float = 30.0
+    """For a place to run in."""
+    max_request_seconds: float = 3600.0
+    """For a whole request whose client named no deadline."""
+    max_attempts: int = 5
+    """Workers that may be lost under a request in a row, without a token in between."""
+    max_standstill_seconds: float = 30.0
+    """For a worker, when a request that was let in finds none."""

@@ -1,0 +1,96 @@
+"""Carry-over: what of a request is still to be made when the worker that made the rest is gone. Pure.
+
+The client's stream lives at the gateway, and so do its tokens. Whatever a worker had of a request can be computed
+again from them: each sample that has not ended goes on from the prompt and its own tokens so far. Draws depend on
+(seed, sample, position) only, so the next worker draws what the lost one would have drawn.
+
+`Losses` bounds it: a request that takes every worker with it must not take them all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.core.fleet import WorkerProcess
+from octavo.records import Submission
+
+FIRST_PAUSE_SECONDS = 0.5
+"""Until a worker that was lost may be asked again by the same request; each time it is lost doubles them. It may be
+there still: perhaps only the way to it was cut."""
+
+
+def remaining(submission: Submission, drawn: Sequence[Sequence[int] | None]) -> tuple[Submission, ...]:
+    """What to submit so that a request goes on where it is.
+
+    Samples side by side that have the same tokens share a submission: they are forked from one computation, as they
+    were when the request began. All others share what they have in common through the prefix cache.
+
+    Args:
+        submission: the whole request.
+        drawn: of each sample the tokens that the client has, fewer than `max_tokens`; None where it has ended.
+    """
+    assert len(drawn) == submission.samples, (len(drawn), submission.samples)
+    parts: list[Submission] = []
+    if any(tokens is None or tokens for tokens in drawn):  # so the client has heard of the prompt, too
+        submission = replace(submission, prompt_logprobs=None)
+    for sample, tokens in enumerate(drawn):
+        if tokens is None:
+            continue
+        carried = (*submission.prompt, *tokens)
+        last = parts[-1] if parts else None
+        if last is not None and last.first_sample + last.samples == sample and last.prompt == carried:
+            parts[-1] = replace(last, samples=last.samples + 1)
+        else:
+            parts.append(
+                replace(submission, prompt=carried, samples=1, first_sample=sample, carried_tokens=len(tokens))
+            )
+    return tuple(parts)
+
+
+@dataclass(slots=True)
+class _Loss:
+    times: int
+    pause_ends: float
+
+
+class Losses:
+    """The workers that one request has lost. Time is an argument.
+
+    Invariant: at most `most` workers are lost in a row without a token in between; then it is hopeless.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Give up after `most` losses in a row."""
+        self._most = most
+        self._in_row = 0
+        self._lost: dict[WorkerProcess, _Loss] = {}
+        self._left: set[WorkerProcess] = set()
+
+    def progressed(self) -> None:
+        """The request has got a token."""
+        self._in_row = 0
+
+    def lost(self, worker: WorkerProcess, now: float) -> None:
+        """A worker is gone, or the way to it."""
+        self._in_row += 1
+        times = self._lost[worker].times if worker in self._lost else 0
+        self._lost[worker] = _Loss(times + 1, now + FIRST_PAUSE_SECONDS * 2**times)
+
+    def left(self, worker: WorkerProcess) -> None:
+        """A worker takes nothing new and will end: that process is not asked again, and nothing speaks against it."""
+        self._left.add(worker)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether to give up."""
+        return self._in_row >= self._most
+
+    def avoided(self, now: float) -> frozenset[WorkerProcess]:
+        """The workers that are not to be asked now."""
+        return frozenset(self._left).union(worker for worker, loss in self._lost.items() if now < loss.pause_ends)
+
+    def next_chance(self, now: float) -> float | None:
+        """When another of the lost ones may be asked again; None if there is none to wait for."""
+        ends = [
+            loss.pause_ends for worker, loss in self._lost.items() if worker not in self._left and now < loss.pause_ends
+        ]
+        return min(ends, default=None)

@@ -1,0 +1,182 @@
+"""One request from its first worker to its last token: over as many workers as that takes.
+
+    visit a worker -> follow its reports -> it is lost, or leaves: visit another one with what is left
+
+The client sees one stream. What it has been told is never told again and never missing: the transcript is the one
+place where its tokens are, and what the next worker is asked for is computed from it (gateway.core.carrying).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+
+from gateway.core.carrying import Losses, remaining
+from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
+from gateway.core.fleet import process_of
+from gateway.core.transcript import Transcript
+from gateway.counters import Counters
+from gateway.fleet_view import FleetView
+from gateway.intake import Job
+from gateway.placement import Placement, Visit
+from octavo.errors import Draining, NoWorker, OctavoError, WorkerLost
+from octavo.records import StepReport
+
+log = logging.getLogger("octavo.gateway")
+
+
+class Journeys:
+    """What all journeys of one gateway share."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        view: FleetView,
+        counters: Counters,
+        *,
+        max_losses: int,
+        max_standstill_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Give a request up after `max_losses` in a row, or so many seconds without a worker."""
+        self.placement = placement
+        self.view = view
+        self.counters = counters
+        self.max_losses = max_losses
+        self.max_standstill_seconds = max_standstill_seconds
+        self.clock = clock
+        self.ended_by: OctavoError | None = None
+        """Why no request goes on any more; None while they do."""
+
+    def end(self, reason: OctavoError) -> None:
+        """No request goes on after this; those that wait for a worker end with `reason` at once."""
+        self.ended_by = reason
+        self.view.wake()
+
+
+class Journey:
+    """See above. Belongs to one request."""
+
+    def __init__(self, job: Job, shared: Journeys) -> None:
+        """Nothing happens before `events`."""
+        self._job = job
+        self._shared = shared
+        self._clock = shared.clock
+        self._transcript = Transcript(job.submission.samples, job.model.tokenizer.detokenizer, job.stop)
+        self._losses = Losses(shared.max_losses)
+        self._visits = 0
+        self._first_token: float | None = None
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """All that the client is told.
+
+        Raises:
+            WorkerLost: too many workers were lost, or none is left.
+            Draining: the worker, or this gateway, leaves, and nobody takes the request over.
+            NoWorker: nobody came to take it.
+            OctavoError: as the worker refused it.
+            TimeoutError: the deadline passed.
+        """
+        failure: OctavoError | None = None
+        while True:
+            visit = await self._next_visit(failure)
+            try:
+                if self._visits == 1:
+                    yield _started(self._job, visit)
+                while not self._transcript.finished:
+                    for event in await self._hear(visit):
+                        yield event
+                yield self._usage(visit)
+                return
+            except (WorkerLost, Draining) as error:
+                failure = error
+                self._take_loss(visit, error)
+            finally:
+                self._shared.placement.close(visit)
+
+    async def _next_visit(self, failure: OctavoError | None) -> Visit:
+        """At whichever worker is best for what is left; waits for one, but not for ever."""
+        job, shared = self._job, self._shared
+        self._transcript.moved()
+        parts = (job.submission,) if failure is None else remaining(job.submission, self._transcript.drawn)
+        patience_ends = min(job.deadline, self._clock() + shared.max_standstill_seconds)
+        while shared.ended_by is None:
+            visit = await shared.placement.visit(job.model, parts, lambda: self._losses.avoided(self._clock()))
+            if visit is not None:
+                self._visits += 1
+                shared.counters.carried_over += failure is not None
+                return visit
+            now = self._clock()
+            if now >= job.deadline:
+                raise self._late()
+            if now >= patience_ends:
+                raise failure or NoWorker(f"model: no worker of {job.model.name!r} takes the request now")
+            chance = self._losses.next_chance(now)
+            await shared.view.until_change(min(patience_ends, chance or patience_ends) - now)
+        raise shared.ended_by
+
+    def _take_loss(self, visit: Visit, error: OctavoError) -> None:
+        """Learn from the end of a visit; raises it when the request is not to go on."""
+        process = process_of(visit.worker)
+        if isinstance(error, Draining):
+            self._losses.left(process)
+        else:
+            self._losses.lost(process, self._clock())
+            self._shared.placement.lost(visit)
+        if self._losses.hopeless:
+            raise error
+        log.info(
+            "worker_lost_under_request",
+            extra={"request": self._job.request_id, "worker": visit.worker.worker_id, "reason": str(error)},
+        )
+
+    async def _hear(self, visit: Visit) -> list[PromptLogprobs | Delta | Finished]:
+        """The events of the next report."""
+        report = await self._next_report(visit)
+        for done in report.prefilled:
+            self._shared.placement.prefilled(visit, done.cached_tokens)
+        if report.tokens:
+            self._progressed()
+        events = list(self._transcript.add(report))
+        for event in events:
+            if isinstance(event, Finished):
+                visit.call.stop(event.sample)  # the worker does not see stop strings
+        return events
+
+    async def _next_report(self, visit: Visit) -> StepReport:
+        try:
+            async with asyncio.timeout(self._job.deadline - self._clock()):
+                return await visit.call.next_report()
+        except TimeoutError as error:
+            raise self._late() from error
+
+    def _progressed(self) -> None:
+        self._losses.progressed()
+        if self._first_token is None:
+            self._first_token = self._clock()
+            self._shared.counters.time_to_first_token.add(self._first_token - self._job.arrived)
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"no end after {self._job.deadline - self._job.arrived:.1f} s")
+
+    def _usage(self, visit: Visit) -> Usage:
+        job, now = self._job, self._clock()
+        return Usage(
+            prompt_tokens=job.prompt_tokens,
+            cached_tokens=self._transcript.cached_tokens,
+            output_tokens=self._transcript.output_tokens,
+            worker_id=visit.worker.worker_id,
+            carried_over=self._visits - 1,
+            time_to_first_token_seconds=(now if self._first_token is None else self._first_token) - job.arrived,
+            total_seconds=now - job.arrived,
+        )
+
+
+def _started(job: Job, visit: Visit) -> Started:
+    return Started(
+        request_id=job.request_id,
+        worker_id=visit.worker.worker_id,
+        prompt_tokens=job.prompt_tokens,
+        predicted_cached_tokens=visit.candidate.cached_tokens,
+        index_state=visit.index_state,
+        prompt_ids=job.submission.prompt,
+    )

@@ -1,0 +1,102 @@
+"""A place for a request: look up, route, reserve, send to a worker; and to the next one when that is lost.
+
+Invariant: whatever was taken for a request at a worker (a reservation, a call) is given back when its visit is closed.
+"""
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from gateway.catalogue import Catalogue, ServedModel
+from gateway.core.fleet import Fleet, ReservationId, WorkerProcess
+from gateway.core.in_flight import PromptBlocks
+from gateway.core.routing import Candidate, Work, choose
+from gateway.counters import Counters
+from gateway.prefix_lookup import PrefixLookup
+from gateway.worker_client import WorkerCall, Workers
+from octavo.records import IndexState, Submission, WorkerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A request, or what is left of it, at a worker."""
+
+    candidate: Candidate
+    reservation: ReservationId
+    call: WorkerCall
+    index_state: IndexState
+    """Of the look-up that it was chosen with."""
+
+    @property
+    def worker(self) -> WorkerInfo:
+        """Where it is."""
+        return self.candidate.standing.info
+
+
+class Placement:
+    """Chooses workers and sends requests there."""
+
+    def __init__(
+        self, fleet: Fleet, catalogue: Catalogue, lookup: PrefixLookup, workers: Workers, counters: Counters
+    ) -> None:
+        """Choose among those whom `catalogue` has for a model, by what `fleet` and `lookup` know of them."""
+        self._fleet = fleet
+        self._catalogue = catalogue
+        self._lookup = lookup
+        self._workers = workers
+        self._counters = counters
+        self._draw: Callable[[], float] = random.Random().random
+
+    async def visit(
+        self, model: ServedModel, parts: Sequence[Submission], avoided: Callable[[], Collection[WorkerProcess]]
+    ) -> Visit | None:
+        """Send the parts of a request, at least one, to one worker; None if nobody takes it now.
+
+        No await after the look-up: the choice is made from one picture. `avoided` is asked before and after it.
+        """
+        longest = max(parts, key=lambda part: len(part.prompt))
+        asked = self._fitting(model, longest, avoided())
+        if not asked:
+            return None
+        found = await self._lookup.hits(longest.prompt, longest.scope, asked)
+        indexed = self._fleet.credited(asked, found.tokens)
+        self._counters.outdated_hits += len(found.tokens) - len(indexed)
+        fitting = self._fitting(model, longest, avoided())
+        if not fitting:
+            return None
+        prompt, work = PromptBlocks(longest.prompt, longest.scope), work_of(parts, longest)
+        standings = self._fleet.standings([worker.worker_id for worker in fitting])
+        chosen = choose(work, standings, self._fleet.hits(prompt, indexed), self._draw).chosen
+        reservation = self._fleet.reserve(
+            chosen.standing.info,
+            prompt_tokens=len(work.prompt),
+            cached_tokens=chosen.cached_tokens,
+            output_tokens=work.output_tokens,
+            blocks=prompt.of(chosen.standing.info),
+        )
+        return Visit(chosen, reservation, self._workers.submit(chosen.standing.info, parts), found.state)
+
+    def prefilled(self, visit: Visit, cached_tokens: int) -> None:
+        """The worker has computed the prompt, all but so many tokens of it."""
+        self._fleet.prefilled(visit.reservation)
+        self._counters.predicted_cached_tokens += visit.candidate.cached_tokens
+        self._counters.delivered_cached_tokens += cached_tokens
+
+    def lost(self, visit: Visit) -> None:
+        """The stream to the worker was lost under a visit."""
+        self._fleet.stream_lost(visit.worker)
+
+    def close(self, visit: Visit) -> None:
+        """Give back what the visit took; a worker that is still at it is told to stop."""
+        visit.call.close()
+        self._fleet.release(visit.reservation)
+
+    def _fitting(self, model: ServedModel, longest: Submission, avoided: Collection[WorkerProcess]) -> list[WorkerInfo]:
+        return self._catalogue.fitting(model, longest.longest_sequence, but=avoided)
+
+
+def work_of(parts: Sequence[Submission], longest: Submission) -> Work:
+    """What the parts of a request take together: one prompt, and every position that is not in it."""
+    drawn = sum(part.samples * (part.max_tokens - part.carried_tokens) for part in parts)
+    carried = sum(part.carried_tokens for part in parts) - longest.carried_tokens
+    return Work(prompt=longest.prompt, output_tokens=drawn + carried)
