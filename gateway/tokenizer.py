@@ -7,6 +7,7 @@ character.
 
 import codecs
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from gateway.core.transcript import Detokenizer
 from octavo.errors import InvalidRequest
 
 _REPLACEMENT = "\ufffd"
+_BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
+"""How vocabularies that are not of bytes name their fallback for one."""
 
 
 class Tokenizer:
@@ -76,6 +79,15 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of all tokens, special ones left out."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def piece(self, token: int) -> bytes:
+        """What a token stands for by itself: its bytes, a special token's name, nothing for one that is not known."""
+        if self._bytes_of is not None and token < len(self._bytes_of) and self._bytes_of[token]:
+            return self._bytes_of[token]
+        name = self._tokenizer.id_to_token(token) or ""
+        if byte := _BYTE_NAME.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        return name.replace("\u2581", " ").encode()  # SentencePiece's mark for a space
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder, for one output."""

@@ -1,7 +1,7 @@
 """From the dispatcher's events to an answer, streamed or whole."""
 
 from collections.abc import AsyncGenerator, AsyncIterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import to_json
@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.http_door import replies
 from gateway.http_door.errors import problem_of
-from gateway.http_door.forms import Draft, Form, Head
+from gateway.http_door.forms import Draft, Form, Head, Part, ReadPrompt
 from octavo.errors import OctavoError
 
 _DONE = b"data: [DONE]\n\n"
@@ -41,21 +41,24 @@ class Bill:
 
 async def whole(events: AsyncIterable[tuple[int, Event]], form: Form, head: Head, samples: int) -> replies.Reply:
     """The answer at once, of `samples` choices a prompt. Raises what the events raise."""
+    prompts: dict[int, ReadPrompt] = {}
     drafts: dict[int, Draft] = {}
     bill = Bill()
     async for prompt, event in events:
+        first = prompt * samples
         match event:
             case Started():
-                drafts |= {prompt * samples + sample: Draft(prompt_ids=event.prompt_ids) for sample in range(samples)}
+                prompts[prompt] = ReadPrompt(event.prompt_ids)
+                drafts |= {first + sample: Draft() for sample in range(samples)}
+            case PromptLogprobs(tokens):
+                prompts[prompt] = replace(prompts[prompt], logprobs=tokens)
             case Delta():
-                drafts[prompt * samples + event.sample].add(event)
+                drafts[first + event.sample].add(event)
             case Finished(sample, reason):
-                drafts[prompt * samples + sample].reason = reason
+                drafts[first + sample].reason = reason
             case Usage():
                 bill.add(event)
-            case PromptLogprobs():
-                pass
-    return form.whole(head, drafts, bill.told())
+    return form.whole(head, prompts, drafts, bill.told())
 
 
 class Stream:
@@ -68,6 +71,7 @@ class Stream:
         self._head = {"id": head.id, "object": form.chunk, "created": head.created, "model": head.model}
         self._usage = usage
         self._usage_so_far = usage_so_far
+        self._unopened: dict[int, ReadPrompt] = {}
         self._so_far = Bill()
         self._bill = Bill()
 
@@ -84,30 +88,38 @@ class Stream:
             yield self._event([], self._bill)
         yield _DONE
 
-    def _parts(self, prompt: int, event: Event) -> list[dict[str, Any]]:
-        """Entries of `choices`, each to be told with an event of its own."""
+    def _parts(self, prompt: int, event: Event) -> list[Part]:
+        """Each is told with an event of its own."""
         first = prompt * self._samples
         match event:
-            case Started():
-                self._so_far.prompt_tokens += event.prompt_tokens
-                openings = (self._form.opening(first + sample, event.prompt_ids) for sample in range(self._samples))
-                return [part for part in openings if part is not None]
             case Delta():
                 self._so_far.output_tokens += len(event.token_ids)
-                part = self._form.grown(first + event.sample, event)
-                return [] if part is None else [part]
+                return [*self._opened(prompt), *self._form.grown(first + event.sample, event)]
             case Finished(sample, reason):
-                return [self._form.ended(first + sample, reason)]
+                return [*self._opened(prompt), *self._form.ended(first + sample, reason)]
+            case Started():
+                self._so_far.prompt_tokens += event.prompt_tokens
+                self._unopened[prompt] = ReadPrompt(event.prompt_ids)
+                return [] if self._form.awaits_prompt_logprobs else self._opened(prompt)
+            case PromptLogprobs(tokens):
+                if prompt in self._unopened:
+                    self._unopened[prompt] = replace(self._unopened[prompt], logprobs=tokens)
+                return self._opened(prompt)
             case Usage():
                 self._bill.add(event)
                 return []
-            case PromptLogprobs():
-                return []
+
+    def _opened(self, prompt: int) -> list[Part]:
+        """The first parts of its choices; none if they were told."""
+        if prompt not in self._unopened:
+            return []
+        read, first = self._unopened.pop(prompt), prompt * self._samples
+        return [part for sample in range(self._samples) for part in self._form.opening(first + sample, read)]
 
     def _event(self, choices: list[dict[str, Any]], bill: Bill | None) -> bytes:
         body: dict[str, Any] = {**self._head, "choices": choices}
         if bill is not None:
-            body["usage"] = bill.told().model_dump()
+            body["usage"] = bill.told().model_dump(exclude=None if bill is self._bill else {"prompt_tokens_details"})
         elif self._usage:
             body["usage"] = None
         return _event(body)

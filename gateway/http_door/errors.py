@@ -81,8 +81,15 @@ KIND_OF: dict[type[Exception], _Kind] = {
 _BUG = _Kind(HTTPStatus.INTERNAL_SERVER_ERROR, _SERVER, "internal_error")
 
 _FIELD = re.compile(r"[a-z_]+(\[\d+\])*(\.[a-z_]+(\[\d+\])*)*(?=: )")
-_NAMES = (("prompt.chat.messages", "messages"), ("prompt.chat.tools", "tools"), ("prompt.tokens.ids", "prompt"),
-          ("prompt.text", "prompt"), ("prompt.chat", "messages"))  # fmt: skip
+_NAMES = (
+    ("prompt.chat.messages", "messages"),
+    ("prompt.chat.tools", "tools"),
+    ("prompt.chat", "messages"),
+    ("prompt.tokens.ids", "prompt"),
+    ("prompt.text", "prompt"),
+    ("beam.width", "best_of"),
+    ("beam.", ""),
+)
 """The gRPC schema's name of a field -> its name here."""
 
 
@@ -106,7 +113,7 @@ def problem_of_status(status: int, message: str) -> Problem:
 
 
 def problem_of_fields(found: Sequence[Mapping[str, Any]]) -> Problem:
-    """A body that is not as the API describes it: where a field may have several forms, as its closest form tells it."""
+    """A body that is not as the API describes it. Of a field with several forms, the closest one says what is wrong."""
     # Closest is the form that was followed farthest into the body.
     told = max(found, key=lambda problem: len(problem["loc"]))
     param = _path(told["loc"][1:]) or None

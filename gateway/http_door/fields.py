@@ -21,6 +21,8 @@ from pydantic_core import CoreSchema, core_schema
 
 Int32 = Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 32) - 1)]
+TokenIdKey = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+"""JSON has no keys but text."""
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
 
 

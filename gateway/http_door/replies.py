@@ -1,7 +1,7 @@
-"""What clients get over HTTP when all went well: OpenAI's objects.
+"""What clients get over HTTP when all went well: OpenAI's objects, and a few fields of vLLM's.
 
 The models here build the answers that come whole, and describe them in the OpenAPI description. A stream's events, of
-which there is one a token, are plain dictionaries (`gateway.http_door.streams`).
+which there is one a token, are plain dictionaries (`gateway.http_door.forms`).
 """
 
 from typing import Any, Literal
@@ -11,7 +11,8 @@ from pydantic import BaseModel, Field
 _Extra: Any = Field(default=None, exclude_if=lambda value: value is None)
 """No field of OpenAI's: there where it was asked for."""
 
-FinishReason = Literal["stop", "length"]
+TextFinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(BaseModel):
@@ -27,9 +28,22 @@ class Usage(BaseModel):
     prompt_tokens: int
     """Each prompt counted once, whatever `n`."""
     completion_tokens: int
-    """Of all choices."""
+    """Of all choices, those included that `best_of` did not tell."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+# ---- completions -----------------------------------------------------------------------------------------------
+
+
+class TextLogprobs(BaseModel):
+    """Of a choice's tokens, the echoed prompt's included."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Where each begins in the choice's text."""
 
 
 class TextChoice(BaseModel):
@@ -37,10 +51,11 @@ class TextChoice(BaseModel):
 
     index: int
     text: str
-    finish_reason: FinishReason
-    logprobs: None = None
+    finish_reason: TextFinishReason
+    logprobs: TextLogprobs | None
     token_ids: list[int] | None = _Extra
     prompt_token_ids: list[int] | None = _Extra
+    prompt_logprobs: list[dict[str, Any] | None] | None = _Extra
 
 
 class TextCompletion(BaseModel):
@@ -55,11 +70,52 @@ class TextCompletion(BaseModel):
     usage: Usage
 
 
+# ---- chats -----------------------------------------------------------------------------------------------------
+
+
+class CalledFunction(BaseModel):
+    """What the model calls, and with what."""
+
+    name: str
+    arguments: str
+    """A JSON object, as the model wrote it: to be looked at before it is used."""
+
+
+class ToolCall(BaseModel):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = _Extra
+
+
+class TopLogprob(BaseModel):
+    """A token that may stand there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """The token that stands there."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """Of a choice's tokens."""
+
+    content: list[ChatLogprob]
     refusal: None = None
 
 
@@ -68,8 +124,8 @@ class ChatChoice(BaseModel):
 
     index: int
     message: AssistantMessage
-    finish_reason: FinishReason
-    logprobs: None = None
+    finish_reason: ChatFinishReason
+    logprobs: ChatLogprobs | None
     token_ids: list[int] | None = _Extra
     prompt_token_ids: list[int] | None = _Extra
 
@@ -84,9 +140,13 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, Any] | None] | None = _Extra
 
 
 Reply = TextCompletion | ChatCompletion
+
+
+# ---- what else there is ----------------------------------------------------------------------------------------
 
 
 class Model(BaseModel):

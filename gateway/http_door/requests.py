@@ -4,22 +4,31 @@ The fields are OpenAI's, and those that vLLM added and load generators send. Eac
 where it changes nothing, or refused by its name (docs/adr/0030-the-http-door.md).
 """
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import to_json
 
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
-from gateway.http_door.fields import Fields, Float32, Ignored, Int32, Only, Seed, Strings, TokenId, Unserved
+from gateway.http_door.fields import Fields, Float32, Ignored, Int32, Only, Seed, Strings, TokenId, TokenIdKey, Unserved
+from gateway.http_door.forms import Extras
+from octavo.records import BeamSearch
+from octavo.sampling import MAX_TOP_LOGPROBS
 
 COMPLETION_MAX_TOKENS = 16
 """Of a completion whose client names no number: OpenAI's own."""
 
 MAX_PROMPTS = 1024
-"""Of one request. How many choices they may have together is the gateway's setting."""
+"""Of one request. How many choices each may have is the gateway's setting."""
 
 UNCONSTRAINED = "which needs constrained decoding; this server has none yet"
 
 _SEEDS = 1 << 64
+
+T = TypeVar("T")
+
+
+# ---- what completions and chats have in common -----------------------------------------------------------------
 
 
 class StreamOptions(Fields):
@@ -40,22 +49,37 @@ class GenerationFields(Fields):
     max_tokens: Int32 | None = None
     n: Int32 | None = None
     temperature: Float32 | None = None
-    """Absent: 1, as with OpenAI. 0 is greedy."""
+    """Absent: 1, as with OpenAI; 0 for a search. 0 is greedy."""
     top_p: Float32 | None = None
+    presence_penalty: Float32 | None = None
+    frequency_penalty: Float32 | None = None
+    logit_bias: dict[TokenIdKey, Float32] | None = None
+    """Token id to what is added to its logit, -100 to 100."""
     seed: Seed | None = None
     stop: Strings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Annotated[Any, Only(0, why="which this server does not serve")] = None
-    frequency_penalty: Annotated[Any, Only(0, why="which this server does not serve")] = None
-    logit_bias: Annotated[Any, Only({}, why="which this server does not serve")] = None
     user: Ignored = None
 
     top_k: Int32 | None = None
     """0 and -1 keep all."""
+    min_p: Float32 | None = None
+    repetition_penalty: Float32 | None = None
     ignore_eos: bool | None = None
+    """Go on to `max_tokens`."""
+    min_tokens: Int32 | None = None
+    stop_token_ids: list[TokenId] | None = None
+    best_of: Int32 | None = None
+    """Choices to make, of which the `n` likeliest are told, at the end."""
+    use_beam_search: bool | None = None
+    """Search with `best_of` or `n` beams instead of drawing."""
+    length_penalty: Float32 | None = None
+    """Of that search."""
+    early_stopping: bool | None = None
+    """Of that search."""
+    prompt_logprobs: Int32 | None = None
     return_token_ids: bool | None = None
-    """Each choice comes with `token_ids`, the first event or the whole with `prompt_token_ids`."""
+    """Tell `token_ids` and `prompt_token_ids`."""
     cache_salt: str | None = None
     """Prompts of different salts never share what is remembered."""
     retain_seconds: Int32 | None = None
@@ -64,9 +88,14 @@ class GenerationFields(Fields):
     """For the whole answer."""
 
     @model_validator(mode="after")
-    def _streams_what_it_tells_of_streams(self) -> "GenerationFields":
+    def _goes_together(self) -> "GenerationFields":
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: given without stream")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: given with stream, which does not tell them")
+        for field in ("length_penalty", "early_stopping"):
+            if getattr(self, field) is not None and not self.use_beam_search:
+                raise ValueError(f"{field}: given without use_beam_search")
         return self
 
     @property
@@ -84,21 +113,55 @@ class GenerationFields(Fields):
         """With every event of a stream."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def _generation(self, prompt: Prompt, max_tokens: int | None) -> Generation:
+    def _generation(
+        self, prompt: Prompt, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    ) -> Generation:
+        beam = self._beam()
         return Generation(
             prompt=prompt,
             model=self.model,
             max_tokens=max_tokens,
             samples=self.samples,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=0 if self.top_k in (None, -1) else self.top_k,
-            top_p=1.0 if self.top_p is None else self.top_p,
+            temperature=_or(self.temperature, 1.0 if beam is None else 0.0),
+            top_k=0 if self.top_k == -1 else _or(self.top_k, 0),
+            top_p=_or(self.top_p, 1.0),
+            min_p=_or(self.min_p, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=_biases(self.logit_bias or {}),
             seed=None if self.seed is None else self.seed % _SEEDS,
             stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
+            min_tokens=_or(self.min_tokens, 0),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            best_of=self.best_of if beam is None else None,
+            beam=beam,
             cache_salt=self.cache_salt or "",
-            retain_seconds=self.retain_seconds or 0,
+            retain_seconds=_or(self.retain_seconds, 0),
         )
+
+    def _beam(self) -> BeamSearch | None:
+        if not self.use_beam_search:
+            return None
+        return BeamSearch(
+            width=_or(self.best_of, self.samples),
+            length_penalty=_or(self.length_penalty, 1.0),
+            early_stopping=bool(self.early_stopping),
+        )
+
+
+def _or(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
+
+
+def _biases(by_text: dict[str, float]) -> dict[int, float]:
+    return {int(token): bias for token, bias in by_text.items()}
+
+
+# ---- completions -----------------------------------------------------------------------------------------------
 
 
 def _as_batch(value: object) -> object:
@@ -119,22 +182,68 @@ class CompletionRequest(GenerationFields):
     ]
     """Text, token ids, or a list of either."""
     echo: bool | None = None
-    """Each choice's text begins with its prompt."""
-    best_of: Annotated[Any, Only(1, why="which this server does not serve")] = None
-    logprobs: Unserved = None
+    """Each choice's text, and its logprobs, begin with its prompt."""
+    logprobs: Int32 | None = None
+    """Of each token, and so many of the likeliest in its place."""
     suffix: Annotated[Any, Only("", why="this server writes no text before given text")] = None
+
+    @property
+    def extras(self) -> Extras:
+        """What to tell besides text."""
+        return Extras(
+            logprobs=self.logprobs is not None,
+            prompt_logprobs=self.prompt_logprobs is not None,
+            token_ids=bool(self.return_token_ids),
+        )
 
     def generations(self) -> list[Generation]:
         """One a prompt."""
-        max_tokens = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return [self._generation(_prompt(prompt), max_tokens) for prompt in self.prompt]
+        echoed = self.logprobs if self.echo else None
+        return [
+            self._generation(
+                TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
+                max_tokens=_or(self.max_tokens, COMPLETION_MAX_TOKENS),
+                logprobs=self.logprobs,
+                prompt_logprobs=echoed if self.prompt_logprobs is None else self.prompt_logprobs,
+            )
+            for prompt in self.prompt
+        ]
 
 
-def _prompt(prompt: str | list[int]) -> Prompt:
-    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt))
+# ---- chats -----------------------------------------------------------------------------------------------------
 
 
-# ---- chats ---------------------------------------------------------------------------------------------------
+class Function(Fields):
+    """What the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema."""
+    strict: Annotated[Any, Only(False, why=UNCONSTRAINED)] = None
+
+
+class Tool(Fields):
+    """Something that the model may ask the client to do."""
+
+    type: Annotated[Any, Only("function", why="functions are all that models here call")]
+    function: Function
+
+
+class CalledFunction(Fields):
+    """What the model called, and with what."""
+
+    name: str
+    arguments: str
+
+
+class MadeCall(Fields):
+    """A call of an earlier turn."""
+
+    id: str | None = None
+    type: Annotated[Any, Only("function", why="functions are all that models here call")] = "function"
+    function: CalledFunction
+    index: Ignored = None
 
 
 class ResponseFormat(Fields):
@@ -158,10 +267,23 @@ class Message(Fields):
     """Which there are is the model's affair; `developer` is read as `system`."""
     content: str | list[TextPart] | None = None
     """Of several parts, each is a line."""
+    name: str | None = None
+    tool_calls: list[MadeCall] | None = None
+    tool_call_id: str | None = None
     refusal: Unserved = None
     audio: Unserved = None
     function_call: Unserved = None
     annotations: Annotated[Any, Only([], why="which this server does not serve")] = None
+
+    def turn(self) -> ChatMessage:
+        """What it means."""
+        return ChatMessage(
+            role="system" if self.role == "developer" else self.role,
+            content=_text(self.content),
+            tool_calls=_json(self.tool_calls, exclude={"index"}),
+            tool_call_id=self.tool_call_id or "",
+            name=self.name or "",
+        )
 
 
 class ChatRequest(GenerationFields):
@@ -170,12 +292,14 @@ class ChatRequest(GenerationFields):
     messages: list[Message]
     max_completion_tokens: Int32 | None = None
     """The newer name of `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """How many of the likeliest tokens are told in the place of each."""
+    tools: list[Tool] | None = None
+    """Given to the model's chat template; calls are told where the template shows how the model writes them."""
+    tool_choice: Annotated[Any, Only("none", "auto", why=UNCONSTRAINED)] = None
+    parallel_tool_calls: Annotated[Any, Only(True, why=UNCONSTRAINED)] = None
     response_format: ResponseFormat | None = None
-    logprobs: Annotated[Any, Only(False, why="which this server does not serve")] = None
-    top_logprobs: Annotated[Any, Only(0, why="which this server does not serve")] = None
-    tools: Annotated[Any, Only([], why="which this server does not serve")] = None
-    tool_choice: Annotated[Any, Only("none", "auto", why="which this server does not serve")] = None
-    parallel_tool_calls: Ignored = None
     reasoning_effort: Annotated[Any, Only("none", why="which this model cannot vary")] = None
     verbosity: Annotated[Any, Only("medium", why="which this model cannot vary")] = None
     modalities: Annotated[Any, Only(["text"], why="this server writes text only")] = None
@@ -185,7 +309,7 @@ class ChatRequest(GenerationFields):
     moderation: Unserved = None
     web_search_options: Unserved = None
     store: Annotated[Any, Only(False, why="this server keeps no answers")] = None
-    service_tier: Annotated[Any, Only("auto", "default", why="there is one tier here; see priority")] = None
+    service_tier: Annotated[Any, Only("auto", "default", why="this server has one tier")] = None
     metadata: Ignored = None
     prediction: Ignored = None
     prompt_cache_key: Ignored = None
@@ -193,18 +317,44 @@ class ChatRequest(GenerationFields):
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
 
+    @model_validator(mode="after")
+    def _lists_what_it_tells(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: given without logprobs")
+        return self
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the model is told of tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def extras(self) -> Extras:
+        """What to tell besides text."""
+        return Extras(
+            logprobs=bool(self.logprobs),
+            prompt_logprobs=self.prompt_logprobs is not None,
+            token_ids=bool(self.return_token_ids),
+        )
+
     def generation(self) -> Generation:
         """What it means."""
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._generation(ChatPrompt(tuple(map(_turn, self.messages))), max_tokens)
-
-
-def _turn(message: Message) -> ChatMessage:
-    role = "system" if message.role == "developer" else message.role
-    return ChatMessage(role, _text(message.content))
+        return self._generation(
+            ChatPrompt(tuple(message.turn() for message in self.messages), _json(self.tools) if self.may_call else ""),
+            max_tokens=_or(self.max_completion_tokens, self.max_tokens),
+            logprobs=_or(self.top_logprobs, 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 def _text(content: str | list[TextPart] | None) -> str:
     if isinstance(content, list):
         return "\n".join(part.text for part in content)
     return content or ""
+
+
+def _json(items: list[Tool] | list[MadeCall] | None, exclude: set[str] | None = None) -> str:
+    """A JSON list, as a chat template gets it: without what was not said."""
+    if not items:
+        return ""
+    return to_json([item.model_dump(exclude=exclude, exclude_none=True) for item in items]).decode()

@@ -81,7 +81,7 @@ def build_app(gateway: Gateway, max_body_bytes: int) -> FastAPI:
 
 
 class _Request(Request):
-    """A request whose body is read within bounds, and its JSON strictly: no NaN, no half character, no endless depth."""
+    """A request whose body is read within bounds, and its JSON strictly: no NaN, no half characters."""
 
     _whole: bytes | None = None
 
@@ -219,20 +219,21 @@ class _Answering:
 
     async def completion(self, asked: CompletionRequest, request: Request) -> Response:
         """Text after text; with `stream`, server-sent events."""
-        echoes = self._texts(asked) if asked.echo else []
-        form = TextForm(echoes=echoes, samples=asked.samples, token_ids=bool(asked.return_token_ids))
+        tokenizer = self._dispatcher.served(asked.model).tokenizer
+        form = TextForm(
+            echoes=_texts(asked, tokenizer.decode) if asked.echo else (),
+            samples=asked.samples,
+            extras=asked.extras,
+            piece=tokenizer.piece,
+        )
         return await self._answer(request, asked, asked.generations(), form)
 
     async def chat(self, asked: ChatRequest, request: Request) -> Response:
         """The assistant's next turn; with `stream`, server-sent events."""
-        return await self._answer(
-            request, asked, [asked.generation()], ChatForm(token_ids=bool(asked.return_token_ids))
-        )
-
-    def _texts(self, asked: CompletionRequest) -> list[str]:
-        """Of the prompts."""
-        decode = self._dispatcher.served(asked.model).tokenizer.decode
-        return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in asked.prompt]
+        tokenizer = self._dispatcher.served(asked.model).tokenizer
+        tool_form = tokenizer.tool_form if asked.may_call else None
+        form = ChatForm(tool_form=tool_form, extras=asked.extras, piece=tokenizer.piece)
+        return await self._answer(request, asked, [asked.generation()], form)
 
     async def _answer(
         self, request: Request, asked: GenerationFields, generations: Sequence[Generation], form: Form
@@ -248,6 +249,11 @@ class _Answering:
         first = await _first(request, events)
         stream = Stream(form, head, asked.samples, usage=asked.tells_usage, usage_so_far=asked.tells_usage_so_far)
         return EventStream(stream.of(_behind(first, events)), events)
+
+
+def _texts(asked: CompletionRequest, decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """Of the prompts."""
+    return [prompt if isinstance(prompt, str) else decode(prompt) for prompt in asked.prompt]
 
 
 async def _first(request: Request, events: AsyncGenerator[tuple[int, Event]]) -> tuple[int, Event]:

@@ -19,6 +19,8 @@ from gateway.bounds import Bounds
 from gateway.http_door.requests import ChatRequest, CompletionRequest
 from gateway.tenancy import Tenancy
 from octavo.errors import PoolExhausted
+from octavo.records import BeamSearch
+from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
 from tests.support.tenants import write_tenants
@@ -200,6 +202,30 @@ async def test_what_is_not_said_is_what_openai_takes_it_to_be(client: AsyncOpenA
     assert (sent.max_tokens, sent.samples, sent.sampling.seed) == (16, 1, (1 << 64) - 1)
 
 
+async def test_every_form_of_sampling_reaches_the_worker(http: httpx2.AsyncClient, fleet: FakeFleet) -> None:
+    knobs = {"min_p": 0.5, "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 2, "top_k": 7}
+    more = {"logit_bias": {"9": -3.5, "5": 100}, "stop_token_ids": [11], "min_tokens": 2, "best_of": 3, "n": 2}
+    search = {"use_beam_search": True, "best_of": 4, "n": 2, "length_penalty": 0.5, "early_stopping": True}
+    chat = {"messages": HELLO, "logprobs": True, "top_logprobs": 5, "prompt_logprobs": 3, "cache_salt": "s"}
+    for path, body in (
+        ("completions", {"prompt": [5, 6], "max_tokens": 2, "echo": True, "logprobs": 4} | knobs | more),
+        ("completions", {"prompt": [5, 6], "max_tokens": 2} | search),
+        ("chat/completions", {"max_tokens": 2, "timeout_seconds": 30, "retain_seconds": 60} | chat),
+    ):
+        await http.post(f"/v1/{path}", json=body)
+
+    drawn, searched, chatted = fleet.workers[0].submissions
+    sampling = drawn.sampling
+    assert {name: getattr(sampling, name) for name in knobs} == knobs
+    assert sampling.logit_bias == ((5, 100.0), (9, -3.5))
+    assert drawn.stop_tokens == {11, words.EOS_TOKEN}
+    assert (drawn.min_tokens, drawn.samples, drawn.logprobs, drawn.prompt_logprobs) == (2, 3, 4, 4)
+    assert searched.beam == BeamSearch(width=4, length_penalty=0.5, early_stopping=True)
+    assert (searched.sampling.temperature, searched.samples) == (0.0, 2)
+    assert (chatted.logprobs, chatted.prompt_logprobs, chatted.retain_seconds) == (5, 3, 60)
+    assert chatted.scope.salt
+
+
 async def test_the_models_are_listed_and_found_by_name(client: AsyncOpenAI) -> None:
     (model,) = (await client.models.list()).data
 
@@ -242,6 +268,58 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         400,
         "messages",
         "nobody may not speak",
+    ),
+    "a bias out of range": ("completions", {"prompt": "x", "logit_bias": {"7": 101}}, 400, "logit_bias[7]", "100"),
+    "a bias of no token": ("completions", {"prompt": "x", "logit_bias": {"x": 1}}, 400, "logit_bias.x", "pattern"),
+    "a best of too few": (
+        "completions",
+        {"prompt": "x", "n": 3, "best_of": 2},
+        400,
+        "best_of",
+        "n (3)",
+    ),
+    "a search that draws": (
+        "completions",
+        {"prompt": "x", "use_beam_search": True, "temperature": 0.5},
+        400,
+        "temperature",
+        "with beam",
+    ),
+    "a search for too much": (
+        "completions",
+        {"prompt": "x", "use_beam_search": True, "best_of": 65},
+        400,
+        "best_of",
+        "64",
+    ),
+    "a search that is none": ("completions", {"prompt": "x", "length_penalty": 2}, 400, "length_penalty", "use_beam"),
+    "a prompt's logprobs in a stream": (
+        "completions",
+        {"prompt": "x", "prompt_logprobs": 1, "stream": True},
+        400,
+        "prompt_logprobs",
+        "stream",
+    ),
+    "likeliest tokens without logprobs": (
+        "chat/completions",
+        {"messages": HELLO, "top_logprobs": 2},
+        400,
+        "top_logprobs",
+        "without logprobs",
+    ),
+    "a tool that must be called": (
+        "chat/completions",
+        {"messages": HELLO, "tool_choice": "required"},
+        400,
+        "tool_choice",
+        "constrained decoding",
+    ),
+    "a tool that is no function": (
+        "chat/completions",
+        {"messages": HELLO, "tools": [{"type": "browser", "function": {"name": "x"}}]},
+        400,
+        "tools[0].type",
+        "functions",
     ),
     "a form for the answer": (
         "chat/completions",
