@@ -21,6 +21,7 @@ from octavo.pool_part import parse_pool_part
 from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.tenants import read_tenants
+from octavo.transport import Transport
 from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
 
 log = logging.getLogger("octavo.cache_manager")
@@ -29,7 +30,7 @@ TTL_LEASES = 3
 """Lease times after which the copy of an index that nobody renews is dropped by Redis."""
 
 
-async def serve(config: CacheManagerSettings, eviction: EvictionSettings) -> None:
+async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transport: Transport) -> None:
     """Serve until asked to stop; then let workers leave, end the streams of those that stay, and tell Redis."""
     now = _clock()
     changes = ChangeQueue()
@@ -41,7 +42,7 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings) -> Non
         audit_every_exchange=config.audit,
     )
     mirror = RedisMirror(open_client(config.redis_url), changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
-    service = Service(config.listen, [SERVICE_NAME])
+    service = Service(config.listen, [SERVICE_NAME], transport=transport, internal=True)
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
     gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then
     async with metrics_endpoint(config.metrics_listen, ManagerMetrics(manager)), asyncio.TaskGroup() as tasks:
@@ -99,11 +100,11 @@ def main() -> None:
     config = settings.read(CacheManagerSettings, "The Octavo cache manager.")
     telemetry.configure("cache_manager", config.log_level)
     try:
-        eviction = eviction_of(config)
+        eviction, transport = eviction_of(config), config.transport()
     except (OSError, ValueError) as failure:  # said in one line
         log.error("cannot_serve", extra={"reason": str(failure)})
         sys.exit(1)
-    run(serve(config, eviction))
+    run(serve(config, eviction, transport))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,10 @@ from deploy.process import LOOPBACK, OnLine, Process, StartFailed, how_it_ended,
 from deploy.redis_binary import redis_command
 from octavo.errors import Unauthenticated
 from octavo.service import open_channel
+from octavo.settings import PREFIX, TransportSettings
 from octavo.status import translated
 from octavo.tenants import credentials
+from octavo.transport import Transport
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 
 START_SECONDS = 300.0
@@ -79,6 +81,7 @@ class Cluster:
         assert managers > 0, f"managers: {managers}, wanted at least 1"
         shared = _environment(env or {}, workers)
         self._credentials = credentials(shared.get("OCTAVO_API_KEY"))
+        self._transport = transport_of(shared)
         grace = {"OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}"}
         self._stop_seconds = grace_seconds + _KILL_AFTER_SECONDS
         self._on_line = on_line
@@ -140,10 +143,10 @@ class Cluster:
         redis_url = f"redis://{self.redis.address}/0"
         for process in (*self.managers, self.gateway):
             process.env["OCTAVO_REDIS_URL"] = redis_url
-        await _together(map(_start_healthy, self.managers))
+        await _together(map(self._start_healthy, self.managers))
         for process in (*self.workers, self.gateway):
             process.env["OCTAVO_CACHE_MANAGER"] = ",".join(manager.address for manager in self.managers)
-        await _together(_start_healthy(process) for process in (*self.workers, self.gateway))
+        await _together(self._start_healthy(process) for process in (*self.workers, self.gateway))
         await self.gateway.or_fail(self.until_fleet_is_whole())
 
     async def until_fleet_is_whole(self) -> None:
@@ -152,7 +155,7 @@ class Cluster:
         Raises:
             StartFailed: it has a tenants file, and OCTAVO_API_KEY holds no key of it.
         """
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, self._transport) as channel:
             gateway = gateway_pb2_grpc.InferenceStub(channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -171,6 +174,15 @@ class Cluster:
                     if len(fleet.workers) >= len(self.workers):
                         return
                 await asyncio.sleep(_POLL_SECONDS)
+
+    async def _start_healthy(self, process: Process) -> None:
+        await process.start()
+        await self._healthy(process)
+
+    async def _healthy(self, process: Process) -> None:
+        """Return when the service says that it is ready. Raises StartFailed when it ends before."""
+        await process.serving()
+        await process.or_fail(_until_healthy(process.address, self._transport))
 
     async def stop(self) -> None:
         """Let what runs finish, then end every process; each has its grace, and is killed after it."""
@@ -210,7 +222,7 @@ class Cluster:
         if process is self.redis:
             await process.serving()
         else:
-            await _healthy(process)
+            await self._healthy(process)
 
     async def keep_running(self) -> None:
         """Start every process that crashes again, after a delay that doubles. Runs until cancelled."""
@@ -239,19 +251,8 @@ class Cluster:
             self._on_line("octavo", line)
 
 
-async def _start_healthy(process: Process) -> None:
-    await process.start()
-    await _healthy(process)
-
-
-async def _healthy(process: Process) -> None:
-    """Return when the service says that it is ready. Raises StartFailed when it ends before."""
-    await process.serving()
-    await process.or_fail(_until_healthy(process.address))
-
-
-async def _until_healthy(address: str) -> None:
-    async with open_channel(address) as channel:
+async def _until_healthy(address: str, transport: Transport) -> None:
+    async with open_channel(address, transport) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # published without types
         while True:
             with suppress(grpc.aio.AioRpcError):
@@ -294,6 +295,13 @@ def _environment(env: Mapping[str, str], workers: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **env,
     }
+
+
+def transport_of(env: Mapping[str, str]) -> Transport:
+    """How to call services that were started with these variables. Raises ValueError, which names the setting."""
+    names = {name: f"{PREFIX}{name.upper()}" for name in TransportSettings.model_fields}
+    given = {name: env[variable] for name, variable in names.items() if env.get(variable)}
+    return TransportSettings.model_validate(given).transport()
 
 
 def _announced_port(line: str) -> int | None:

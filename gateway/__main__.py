@@ -25,6 +25,7 @@ from octavo import models, settings, telemetry
 from octavo.metrics import Everything, metrics_endpoint
 from octavo.redis_client import open_client
 from octavo.service import Service, run
+from octavo.transport import Transport
 from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
 
 log = logging.getLogger("octavo.gateway")
@@ -41,10 +42,16 @@ async def serve(config: GatewaySettings) -> None:
     """Serve until asked to stop, then finish what runs. Ready once a cache manager has told of its workers, if any."""
     served = model_of(config)
     tenancy = Tenancy(config.tenants_file, config.salt_secret.get_secret_value())
+    transport = config.transport()
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
-    service = Service(config.listen, [SERVICE_NAME], max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes)
+    service = Service(
+        config.listen,
+        [SERVICE_NAME],
+        transport=transport,
+        max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes,
+    )
     try:
-        async with Workers() as workers, PromptExplainer(config.cache_manager) as explainer:
+        async with Workers(transport) as workers, PromptExplainer(config.cache_manager, transport) as explainer:
             dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
@@ -54,8 +61,9 @@ async def serve(config: GatewaySettings) -> None:
                 await service.start(ready=False)
                 for door in http_doors:
                     tasks.create_task(door.serve())
+                watching = (keep_watching(each, dispatcher, service, transport) for each in config.cache_manager)
                 background = [
-                    *(tasks.create_task(keep_watching(each, dispatcher, service)) for each in config.cache_manager),
+                    *map(tasks.create_task, watching),
                     tasks.create_task(lookup.keep_checking(lambda: dispatcher.fleet)),
                     tasks.create_task(tenancy.keep_looking()),
                 ]
@@ -68,10 +76,10 @@ async def serve(config: GatewaySettings) -> None:
         await lookup.close()
 
 
-async def keep_watching(cache_manager: str, dispatcher: Dispatcher, service: Service) -> None:
+async def keep_watching(cache_manager: str, dispatcher: Dispatcher, service: Service, transport: Transport) -> None:
     """Keep the dispatcher's picture of one manager's fleet; the first one makes the gateway ready."""
     ready = False
-    async with aclosing(watch(cache_manager, random.random)) as updates:
+    async with aclosing(watch(cache_manager, random.random, transport)) as updates:
         async for update in updates:
             if update is None:
                 dispatcher.manager_away(cache_manager)
@@ -86,7 +94,8 @@ def http_doors_of(config: GatewaySettings, gateway: Gateway) -> list[HttpServer]
     """The HTTP server, where there is to be one. Raises CannotListen."""
     if config.http_listen is None:
         return []
-    return [HttpServer(config.http_listen, build_app(gateway, MESSAGE_PROMPTS * config.max_prompt_bytes))]
+    app = build_app(gateway, MESSAGE_PROMPTS * config.max_prompt_bytes)
+    return [HttpServer(config.http_listen, app, config.tls_cert, config.tls_key)]
 
 
 def model_of(config: GatewaySettings) -> ServedModel:

@@ -23,9 +23,10 @@ from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
 from octavo.records import FinishReason, TokenLogprobs
-from octavo.service import CHANNEL_OPTIONS, open_channel
+from octavo.service import open_blocking_channel, open_channel
 from octavo.status import error_from
 from octavo.tenants import credentials
+from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from octavo.wire import beam_to_wire, finish_reason_from_wire, index_state_from_wire
@@ -67,17 +68,18 @@ class Completion:
 class AsyncClient:
     """A connection to one gateway, for asyncio. Any number of requests may share it."""
 
-    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+    def __init__(self, address: str, *, api_key: str | None = None, transport: Transport = PLAINTEXT) -> None:
         """Talk to the gateway at `address` (host:port); it is reached at the first request.
 
-        `api_key` is shown with every request, where the gateway knows its tenants by their keys.
+        `api_key` is shown with every request, where the gateway knows its tenants by their keys. `transport` has the
+        authorities that are believed where the gateway is served over TLS.
 
         Raises:
             Unauthenticated: no key has such characters.
         """
         self._address = address
         self._metadata = credentials(api_key)
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, transport)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -120,11 +122,11 @@ class AsyncClient:
 class Client:
     """A connection to one gateway, without asyncio. Any number of threads may share it."""
 
-    def __init__(self, address: str, *, api_key: str | None = None) -> None:
+    def __init__(self, address: str, *, api_key: str | None = None, transport: Transport = PLAINTEXT) -> None:
         """See AsyncClient."""
         self._address = address
         self._metadata = credentials(api_key)
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = open_blocking_channel(address, transport)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
     def __enter__(self) -> Self:

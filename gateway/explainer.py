@@ -12,6 +12,7 @@ from octavo.ids import WorkerId
 from octavo.records import PromptExplanation, Scope
 from octavo.service import open_channel
 from octavo.status import translated
+from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
 from octavo.wire import explanation_from_wire, prompt_to_explain_to_wire
 
@@ -22,8 +23,9 @@ PATIENCE_SECONDS = 2.0
 class PromptExplainer:
     """Connections to all cache managers, each made when it is first used."""
 
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self._channels = [open_channel(address) for address in addresses]
+    def __init__(self, addresses: Iterable[str], transport: Transport = PLAINTEXT) -> None:
+        self._metadata = transport.fleet_metadata
+        self._channels = [open_channel(address, transport) for address in addresses]
         self._managers = [cache_manager_v1_grpc.CacheManagerStub(channel) for channel in self._channels]
 
     async def __aenter__(self) -> Self:
@@ -51,7 +53,9 @@ class PromptExplainer:
         for manager in self._managers:
             try:
                 with translated():
-                    return explanation_from_wire(await manager.ExplainPrompt(request, timeout=PATIENCE_SECONDS))
+                    return explanation_from_wire(
+                        await manager.ExplainPrompt(request, timeout=PATIENCE_SECONDS, metadata=self._metadata)
+                    )
             except UnknownWorker:
                 continue  # it attends another one
             except grpc.RpcError:

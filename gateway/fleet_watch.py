@@ -13,6 +13,7 @@ import grpc
 from octavo.errors import InvalidRequest
 from octavo.records import FleetUpdate
 from octavo.service import open_channel
+from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
 from octavo.wire import fleet_from_wire
@@ -23,17 +24,19 @@ _LEAST_DELAY_SECONDS = 0.1
 _DELAY_SPREAD_SECONDS = 0.4
 
 
-async def watch(address: str, draw: Callable[[], float]) -> AsyncGenerator[FleetUpdate | None]:
+async def watch(
+    address: str, draw: Callable[[], float], transport: Transport = PLAINTEXT
+) -> AsyncGenerator[FleetUpdate | None]:
     """Everything the manager at `address` says, for ever; each connection begins with a snapshot.
 
     None when a stream that had begun is lost: until the next snapshot the manager says nothing.
     Connects again 100 to 500 ms after the stream was lost; `draw` gives random numbers in [0, 1), so that gateways
     do not come back in step.
     """
-    async with open_channel(address) as channel:
+    async with open_channel(address, transport) as channel:
         while True:
             begun = False
-            async with aclosing(_until_lost(channel, address)) as updates:
+            async with aclosing(_until_lost(channel, address, transport)) as updates:
                 async for update in updates:
                     begun = True
                     yield update
@@ -42,10 +45,10 @@ async def watch(address: str, draw: Callable[[], float]) -> AsyncGenerator[Fleet
             await asyncio.sleep(_LEAST_DELAY_SECONDS + _DELAY_SPREAD_SECONDS * draw())
 
 
-async def _until_lost(channel: grpc.aio.Channel, address: str) -> AsyncGenerator[FleetUpdate]:
+async def _until_lost(channel: grpc.aio.Channel, address: str, transport: Transport) -> AsyncGenerator[FleetUpdate]:
     stub = cache_manager_v1_grpc.CacheManagerStub(channel)
     try:
-        async for message in stub.WatchFleet(cache_manager_v1.WatchFleetRequest()):
+        async for message in stub.WatchFleet(cache_manager_v1.WatchFleetRequest(), metadata=transport.fleet_metadata):
             yield fleet_from_wire(message)
     except grpc.aio.AioRpcError as error:
         log.warning("fleet_watch_lost", extra={"address": address, "reason": error.details()})

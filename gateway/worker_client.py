@@ -19,6 +19,7 @@ from gateway.core.fleet import WorkerProcess, process_of
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
 from octavo.records import PromptLogprobs, SampleFinished, StepReport, Submission, Tokens, WorkerInfo
 from octavo.service import open_channel
+from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
 from octavo.wire import report_from_wire, submission_to_wire
@@ -90,8 +91,9 @@ class WorkerCall:
 class _WorkerStream:
     """One Serve stream and the requests on it."""
 
-    def __init__(self, worker: WorkerInfo) -> None:
+    def __init__(self, worker: WorkerInfo, transport: Transport) -> None:
         self._worker = worker
+        self._transport = transport
         self._outgoing: asyncio.Queue[worker_v1.ServeRequest] = asyncio.Queue()
         self._calls: dict[int, WorkerCall] = {}
         self._last_request = 0
@@ -126,9 +128,9 @@ class _WorkerStream:
         """Carry messages until the stream is lost or this task is cancelled; then every call has ended."""
         reason = "the gateway closed the stream"
         try:
-            async with open_channel(self._worker.address) as channel:
+            async with open_channel(self._worker.address, self._transport) as channel:
                 stub = worker_v1_grpc.WorkerStub(channel)
-                async for message in stub.Serve(self._messages()):
+                async for message in stub.Serve(self._messages(), metadata=self._transport.fleet_metadata):
                     self._deliver(report_from_wire(message))
             reason = "the worker ended the stream"
         except grpc.aio.AioRpcError as error:
@@ -201,7 +203,8 @@ def _joined(reports: Sequence[StepReport]) -> StepReport:
 class Workers:
     """The streams of one gateway. Use as `async with`: leaving it closes them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Transport = PLAINTEXT) -> None:
+        self._transport = transport
         self._streams: dict[WorkerProcess, tuple[_WorkerStream, asyncio.Task[None]]] = {}
         self._tasks = asyncio.TaskGroup()
 
@@ -221,7 +224,7 @@ class Workers:
         process = process_of(worker)
         stream, _ = self._streams.get(process, (None, None))
         if stream is None or stream.lost:
-            stream = _WorkerStream(worker)
+            stream = _WorkerStream(worker, self._transport)
             self._streams[process] = (stream, self._tasks.create_task(stream.run()))
         return stream.submit(parts)
 

@@ -20,8 +20,9 @@ import uvloop
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from octavo.settings import split_address
+from octavo.settings import TransportSettings, split_address
 from octavo.status import StatusInterceptor
+from octavo.transport import PLAINTEXT, FleetGuard, Transport
 
 log = logging.getLogger("octavo.service")
 
@@ -55,9 +56,22 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(address: str, transport: Transport = PLAINTEXT) -> grpc.aio.Channel:
     """A channel to one of our services; it connects when it is first used."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = [*CHANNEL_OPTIONS, *transport.client_options()]
+    credentials = transport.client_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def open_blocking_channel(address: str, transport: Transport = PLAINTEXT) -> grpc.Channel:
+    """The same without asyncio."""
+    options = [*CHANNEL_OPTIONS, *transport.client_options()]
+    credentials = transport.client_credentials()
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
 
 
 class CannotListen(OSError):
@@ -70,15 +84,30 @@ class Service:
     Add servicers to `server`, `start()`, then `await until_asked_to_stop()`, finish what is running, `stop()`.
     """
 
-    def __init__(self, listen: str, names: Sequence[str], *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """Serve on `listen` (host:port) and read messages of up to `max_message_bytes`.
+    def __init__(
+        self,
+        listen: str,
+        names: Sequence[str],
+        *,
+        transport: Transport = PLAINTEXT,
+        internal: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
+        """Describe the server; `start` serves.
 
-        `names` are the full names of the services, for health and reflection.
+        Args:
+            listen: host:port.
+            names: the full names of the services, for health and reflection.
+            transport: what is shown to callers.
+            internal: only the fleet may call: with a certificate and with the fleet's key, where `transport` has them.
+            max_message_bytes: of one message that is read.
         """
         self._listen = listen
         self._names = ("", *names)
+        self._credentials = transport.server_credentials(ask_callers=internal)
+        guards = [FleetGuard(transport.fleet_key)] if internal and transport.fleet_key else []
         options = dict(SERVER_OPTIONS) | {"grpc.max_receive_message_length": max_message_bytes}
-        self.server = grpc.aio.server(interceptors=[StatusInterceptor()], options=[*options.items()])
+        self.server = grpc.aio.server(interceptors=[StatusInterceptor(), *guards], options=[*options.items()])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server)
@@ -91,7 +120,7 @@ class Service:
         """Bind and serve; returns the port. Raises CannotListen when the address is taken or unknown."""
         host, wanted = split_address(self._listen)
         try:
-            self.port = self.server.add_insecure_port(f"{host}:{wanted}")
+            self.port = self._bind(f"{host}:{wanted}")
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self._listen}") from error
         await self.server.start()
@@ -101,6 +130,11 @@ class Service:
             loop.add_signal_handler(number, self._asked_to_stop.set)
         log.info("serving", extra={"host": host, "port": self.port})
         return self.port
+
+    def _bind(self, address: str) -> int:
+        if self._credentials is None:
+            return self.server.add_insecure_port(address)
+        return self.server.add_secure_port(address, self._credentials)
 
     async def set_ready(self, ready: bool) -> None:
         """Tell health checks whether new requests are welcome."""
@@ -139,9 +173,9 @@ def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
     return found
 
 
-def probe(address: str, timeout_seconds: float = 2.0) -> bool:
+def probe(address: str, timeout_seconds: float = 2.0, transport: Transport = PLAINTEXT) -> bool:
     """Whether the service at `address` says that it is ready."""
-    with grpc.insecure_channel(address) as channel:
+    with open_blocking_channel(address, transport) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
         except grpc.RpcError:
@@ -152,4 +186,4 @@ def probe(address: str, timeout_seconds: float = 2.0) -> bool:
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] != "probe":
         sys.exit("usage: python -m octavo.service probe HOST:PORT")
-    sys.exit(0 if probe(sys.argv[2]) else 1)
+    sys.exit(0 if probe(sys.argv[2], transport=TransportSettings().transport()) else 1)

@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from octavo.redis_url import parse_redis_url, without_secrets
+from octavo.transport import Transport, read_transport
 
 PREFIX = "OCTAVO_"
 
@@ -76,10 +77,36 @@ REDIS_FORMS = (
 """The same in a setting's description."""
 
 
-class ServiceSettings(BaseSettings):
-    """What every service is told."""
+class TransportSettings(BaseSettings):
+    """What every process that calls another one is told; see octavo.transport."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+    tls_cert: Folder | None = Field(
+        default=None, description="PEM file of this process's certificate; with it a service is served over TLS"
+    )
+    tls_key: Folder | None = Field(default=None, description="PEM file of the certificate's private key")
+    tls_ca: Folder | None = Field(
+        default=None,
+        description="PEM file of the authorities that are believed; with it others are called over TLS, and cache "
+        "managers and workers are called with a certificate of these only",
+    )
+    tls_peer_name: str = Field(
+        default="", description="the name in the certificates of all services; unset: the host that is called"
+    )
+    fleet_key: SecretStr = Field(
+        default=SecretStr(""), description="what the processes of a fleet show one another; unset: nothing"
+    )
+
+    def transport(self) -> Transport:
+        """The files, read. Raises ValueError, which names the setting."""
+        return read_transport(
+            self.tls_cert, self.tls_key, self.tls_ca, self.tls_peer_name, self.fleet_key.get_secret_value()
+        )
+
+
+class ServiceSettings(TransportSettings):
+    """What every service is told."""
 
     listen: Address = Field(default="127.0.0.1:0", description="host:port to serve on; port 0 takes a free one")
     advertise: Address | None = Field(

@@ -35,9 +35,10 @@ async def serve(config: WorkerSettings) -> None:
     # One thread loads the model and runs every step: a new thread would start its own set of compute threads.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "model"))
     runner, pool = await load(config)
-    managers = [AttendClient(address, config.exchange_seconds) for address in config.cache_manager]
+    transport = config.transport()
+    managers = [AttendClient(address, config.exchange_seconds, transport) for address in config.cache_manager]
     attendance = Attendance(managers, random.random)
-    service = Service(config.listen, [SERVICE_NAME])
+    service = Service(config.listen, [SERVICE_NAME], transport=transport, internal=True)
     scheduler = Scheduler(
         pool,
         max_step_tokens=config.max_step_tokens,

@@ -16,6 +16,7 @@ from octavo.errors import OctavoError
 from octavo.records import Exchange, Grant, Inventory, Registered, Registration
 from octavo.service import open_channel
 from octavo.status import translated
+from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from octavo.wire import (
@@ -61,9 +62,10 @@ class CacheClient(Protocol):
 class AttendClient:
     """A cache manager over gRPC."""
 
-    def __init__(self, address: str, deadline_seconds: float) -> None:
+    def __init__(self, address: str, deadline_seconds: float, transport: Transport = PLAINTEXT) -> None:
         """`address` is host:port; a question without an answer for `deadline_seconds` ends the stream."""
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, transport)
+        self._metadata = transport.fleet_metadata
         self._stub: v1_grpc.CacheManagerAsyncStub = v1_grpc.CacheManagerStub(self._channel)
         self._deadline_seconds = deadline_seconds
         self._call: Any = None
@@ -71,7 +73,7 @@ class AttendClient:
     async def register(self, registration: Registration, inventory: Sequence[Inventory] = ()) -> Registered:
         """See CacheClient."""
         self._hang_up()
-        self._call = self._stub.Attend()
+        self._call = self._stub.Attend(metadata=self._metadata)
         counted = replace(registration, inventory_parts=len(inventory))
         messages = [v1.AttendRequest(register=registration_to_wire(counted))]
         messages += [v1.AttendRequest(inventory=inventory_to_wire(part)) for part in inventory]

@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Generator, MutableMapping
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -27,8 +28,11 @@ _BACKLOG = 2048
 class HttpServer:
     """One HTTP/1.1 server. It listens from its construction on, and `serve` answers until `stop`."""
 
-    def __init__(self, listen: str, app: ASGIApp) -> None:
-        """Listen on `listen` (host:port) for `app`. Raises CannotListen when the address is taken or unknown."""
+    def __init__(self, listen: str, app: ASGIApp, certificate: Path | None = None, key: Path | None = None) -> None:
+        """Listen on `listen` (host:port) for `app`; over TLS where there is a certificate and its key, as PEM files.
+
+        Raises CannotListen when the address is taken or unknown.
+        """
         host, port = split_address(listen)
         self._socket = _listen(host.strip("[]"), port)
         self.port: int = self._socket.getsockname()[1]
@@ -43,6 +47,8 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
         )
         self._server = _Server(config)
         self._ended = asyncio.Event()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.commands.console import CommandFailed, out
-from octavo.commands.managers import answers
+from octavo.commands.managers import Metadata, answers
 from octavo.records import PoolAudit
 from octavo.v1 import cache_manager_pb2
 from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
@@ -29,12 +29,12 @@ def audit(addresses: Sequence[str]) -> None:
         raise CommandFailed(f"books that do not balance: {', '.join(wrong)}")
 
 
-def _audits(manager: CacheManagerStub) -> list[tuple[str, PoolAudit]]:
-    updates = manager.WatchFleet(cache_manager_pb2.WatchFleetRequest(), timeout=_TIMEOUT_SECONDS)
+def _audits(manager: CacheManagerStub, metadata: Metadata) -> list[tuple[str, PoolAudit]]:
+    updates = manager.WatchFleet(cache_manager_pb2.WatchFleetRequest(), timeout=_TIMEOUT_SECONDS, metadata=metadata)
     workers = sorted(worker.worker_id for worker in next(updates).workers)
     updates.cancel()
     requests = [cache_manager_pb2.AuditRequest(worker_id=worker) for worker in workers]
-    replies = [manager.Audit(request, timeout=_TIMEOUT_SECONDS) for request in requests]
+    replies = [manager.Audit(request, timeout=_TIMEOUT_SECONDS, metadata=metadata) for request in requests]
     return [(worker, audit_from_wire(reply)) for worker, reply in zip(workers, replies, strict=True)]
 
 

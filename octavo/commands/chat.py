@@ -8,6 +8,7 @@ from importlib import import_module
 from gateway.client import Client
 from gateway.core.events import Delta, Finished, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
+from octavo.commands.connection import transport
 from octavo.commands.console import err, out
 from octavo.commands.key import api_key
 from octavo.commands.problems import speaking_to
@@ -33,7 +34,7 @@ def chat(address: str, prompt: str | None, system: str | None, manner: Manner) -
         OctavoError: the gateway refused the request.
     """
     said = [ChatMessage("system", system)] if system else []
-    with speaking_to(address), Client(address, api_key=api_key()) as client:
+    with speaking_to(address), Client(address, api_key=api_key(), transport=transport()) as client:
         if prompt is None:
             _converse(client, said, manner)
         else:

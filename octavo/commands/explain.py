@@ -4,10 +4,11 @@ import grpc
 
 from gateway.client import generation_to_wire
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
+from octavo.commands.connection import transport
 from octavo.commands.console import CommandFailed, out
 from octavo.commands.key import api_key
 from octavo.records import HitEnd, PromptExplanation
-from octavo.service import CHANNEL_OPTIONS
+from octavo.service import open_blocking_channel
 from octavo.status import translated
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
@@ -34,7 +35,7 @@ def explain(address: str, prompt: str, system: str | None, model: str) -> None:
 
 def _ask(address: str, request: Generation) -> gateway_pb2.ExplainReply:
     message = gateway_pb2.ExplainRequest(request=generation_to_wire(request))
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with open_blocking_channel(address, transport()) as channel:
         gateway = gateway_pb2_grpc.InferenceStub(channel)
         try:
             with translated():

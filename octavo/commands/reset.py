@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from octavo.commands.console import out
-from octavo.commands.managers import answers
+from octavo.commands.managers import Metadata, answers
 from octavo.errors import UnknownWorker
 from octavo.records import CacheReset
 from octavo.status import translated
@@ -23,10 +23,11 @@ def reset(addresses: Sequence[str], worker: str | None) -> None:
     """
     request = cache_manager_pb2.ResetPrefixCacheRequest(worker_id=worker or "")
 
-    def ask(manager: CacheManagerStub) -> CacheReset | UnknownWorker:
+    def ask(manager: CacheManagerStub, metadata: Metadata) -> CacheReset | UnknownWorker:
         try:
             with translated():
-                return reset_from_wire(manager.ResetPrefixCache(request, timeout=_TIMEOUT_SECONDS))
+                reply = manager.ResetPrefixCache(request, timeout=_TIMEOUT_SECONDS, metadata=metadata)
+                return reset_from_wire(reply)
         except UnknownWorker as error:
             return error
 

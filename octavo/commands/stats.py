@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from octavo.commands.connection import transport
 from octavo.commands.console import CommandFailed, out
 from octavo.commands.key import api_key
 from octavo.records import IndexState, PoolSpec, WorkerInfo
-from octavo.service import CHANNEL_OPTIONS
+from octavo.service import open_blocking_channel
 from octavo.status import translated
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
@@ -39,7 +40,7 @@ def stats(address: str, *, as_json: bool) -> None:
 
 
 def _fleet(address: str) -> gateway_pb2.GetFleetReply:
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with open_blocking_channel(address, transport()) as channel:
         gateway = gateway_pb2_grpc.InferenceStub(channel)
         try:
             with translated():

@@ -1,19 +1,17 @@
 """Real Redis servers in every way that they can stand to one another, behind one face."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from deploy.process import LOOPBACK, Process
 from deploy.redis_binary import redis_server_path
+from tests.support.certificates import Authority
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.tcp_proxy import TcpProxy, make_certificate, tcp_proxy
+from tests.support.tcp_proxy import TcpProxy, tcp_proxy
 
 SERVICE = "rumour"
 PASSWORD = "fold: sixteen/pages"
@@ -85,11 +83,10 @@ async def with_password(folder: Path) -> AsyncGenerator[Servers]:
 @asynccontextmanager
 async def over_tls(folder: Path) -> AsyncGenerator[Servers]:
     """The server's own binary may have been built without TLS, so a proxy speaks it for the server."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    certificate = make_certificate(folder)
+    authority = Authority(folder)
+    certificate = authority.issue("redis").both
     async with redis_server(password=PASSWORD) as server, tcp_proxy(server.port, certificate) as proxy:
-        url = f"rediss://default:{QUOTED}@{LOOPBACK}:{proxy.port}?ssl_ca_certs={certificate}"
+        url = f"rediss://default:{QUOTED}@{LOOPBACK}:{proxy.port}?ssl_ca_certs={authority.file}"
         yield Servers(url, [server], proxy)
 
 

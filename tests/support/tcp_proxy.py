@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -74,20 +73,3 @@ async def tcp_proxy(target: int, certificate: Path | None = None) -> AsyncGenera
     finally:
         server.close()
         await proxy.close()
-
-
-def make_certificate(folder: Path) -> Path:
-    """A certificate for 127.0.0.1 that vouches for itself, and its key, in one file. Needs openssl."""
-    path, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-subj", "/CN=octavo test", "-addext", f"subjectAltName=IP:{LOOPBACK}", "-days", "1"),
-            *("-keyout", str(key), "-out", str(path)),
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    path.write_text(path.read_text() + key.read_text())
-    return path
