@@ -398,6 +398,16 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit), by id."""
 
+    @property
+    def counts_output(self) -> bool:
+        """Whether it matters which tokens the output holds already, and how often."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether it matters which tokens came before."""
+        return self.repetition_penalty != 1 or self.counts_output
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearch:

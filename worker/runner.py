@@ -21,7 +21,7 @@ from worker.kernels import SharedPrefixes, shared_prefix
 from worker.kv_pool import KVPool
 from worker.model.batch import Batch, Forward
 from worker.model.loader import LoadedModel, device_of, dtype_of, kv_dtype_of, load
-from worker.model.sampler import sample
+from worker.model.outcome import logit_rows, outcome
 
 log = logging.getLogger("octavo.worker")
 
@@ -83,12 +83,8 @@ class Runner:
         self.pool.copy_blocks([(copy.source, copy.target) for copy in plan.copies])
         if not plan.chunks:
             return StepResult(())
-        drawing = [chunk for chunk in plan.chunks if chunk.draws]
         with torch.inference_mode():
-            logits = self._forward(self._batch(plan.chunks), self.pool)
-            rows = [row for row, chunk in enumerate(drawing) for _ in chunk.draws]
-            drawn = iter(sample(logits, rows, [draw for chunk in drawing for draw in chunk.draws]))
-        return StepResult(tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in plan.chunks))
+            return outcome(plan.chunks, self._forward(self._batch(plan.chunks), self.pool))
 
     def warm_up(self) -> None:
         """Run a small step, so that the first request does not pay for first uses. No block may be in use yet."""
@@ -113,7 +109,6 @@ class Runner:
         owners = np.repeat(np.arange(len(chunks)), counts)
         slots = tables[owners, positions // block_size] * block_size + positions % block_size
         self._check(ids, slots, tables)
-        drawing = np.array([bool(chunk.draws) for chunk in chunks])
         lengths, starts = np.array([chunk.end for chunk in chunks], np.int32), starts.astype(np.int32)
         return Batch(
             ids=self._tensor(ids)[None],
@@ -122,7 +117,7 @@ class Runner:
             tables=self._tensor(tables.astype(np.int32)),
             lengths=self._tensor(lengths),
             query_starts=self._tensor(starts),
-            logit_rows=self._tensor(starts[1:][drawing].astype(np.int64) - 1),
+            logit_rows=self._tensor(logit_rows(chunks, starts.astype(np.int64))),
             shared=self._shared(tables, lengths, starts),
         )
 

@@ -90,7 +90,8 @@ class Transcript:
 
     def add(self, report: StepReport) -> Iterator[PromptLogprobs | Delta | Finished]:
         """The events of a report about this request, in order; one Delta for all that a sample gained."""
-        self._prompt_logprobs += (token for part in report.prompt_logprobs for token in part.tokens)
+        for part in report.prompt_logprobs:
+            self._prompt_logprobs[part.start - 1 :] = part.tokens  # anew, if another worker began anew
         for prefilled in report.prefilled:
             if self._cached_tokens is not None:  # a later worker computed it again
                 continue

@@ -14,7 +14,16 @@ from cache_manager.core.restoration import Restoration
 from octavo.errors import StaleEpoch
 from octavo.hashing import token_bytes
 from octavo.ids import Epoch
-from octavo.records import Exchange, Grant, Inventory, PoolSpec, Registered, Registration, SamplingParams
+from octavo.records import (
+    Exchange,
+    Grant,
+    Inventory,
+    PoolSpec,
+    Registered,
+    Registration,
+    SamplingParams,
+    TokenLogprobs,
+)
 from worker.core.step import Chunk, StepPlan, StepResult
 
 Kept = int | None
@@ -25,6 +34,11 @@ def next_token(tokens: Sequence[int], sampling: SamplingParams, sample: int, voc
     """The token after `tokens`: greedily the same for all samples, otherwise also a function of (seed, sample)."""
     randomness = (sampling.seed % 2**32, sample) if sampling.temperature > 0 else ()
     return crc32(token_bytes([*tokens, *randomness])) % vocab_size
+
+
+def judgement(tokens: Sequence[int], token: int) -> TokenLogprobs:
+    """How likely `token` is after `tokens`: a function of them all."""
+    return TokenLogprobs(-(crc32(token_bytes([*tokens, token])) % 1000) / 8)
 
 
 def solo_text(
@@ -76,16 +90,27 @@ class FunctionRunner:
         for chunk in plan.chunks:
             for position, token in enumerate(chunk.tokens, chunk.start):
                 self._pool[chunk.table[position // self._spec.block_size]][position % self._spec.block_size] = token
-        return StepResult(tuple(self._draw(chunk) for chunk in plan.chunks))
+        tokens = tuple(self._draw(chunk) for chunk in plan.chunks)
+        told = {
+            at: tuple(judgement(self._read(chunk, chunk.end), token) for token in drawn)
+            for at, (chunk, drawn) in enumerate(zip(plan.chunks, tokens, strict=True))
+            if chunk.draws and chunk.draws[0].logprobs is not None
+        }
+        judged = {at: self._judge(chunk) for at, chunk in enumerate(plan.chunks) if chunk.targets}
+        return StepResult(tokens, told, judged)
+
+    def _judge(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
+        ends = range(chunk.start + 1, chunk.end + 1)
+        return tuple(judgement(self._read(chunk, end), token) for end, token in zip(ends, chunk.targets, strict=False))
 
     def _draw(self, chunk: Chunk) -> tuple[int, ...]:
-        history = self._read(chunk)
+        history = self._read(chunk, chunk.end)
         assert all(draw.position == chunk.end for draw in chunk.draws), chunk
         return tuple(self._model(history, draw.sampling, draw.sample, self._spec.vocab_size) for draw in chunk.draws)
 
-    def _read(self, chunk: Chunk) -> list[int]:
+    def _read(self, chunk: Chunk, end: int) -> list[int]:
         size = self._spec.block_size
-        slots = [self._pool[chunk.table[at // size]][at % size] for at in range(chunk.end)]
+        slots = [self._pool[chunk.table[at // size]][at % size] for at in range(end)]
         assert None not in slots, f"{chunk} reads a slot that was never written: {slots}"
         return [token for token in slots if token is not None]
 

@@ -3,19 +3,31 @@
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
-def solo_greedy(folder: Path, prompt: Sequence[int], count: int, stop: Collection[int] = ()) -> list[int]:
-    """The `count` tokens that follow `prompt`, greedily, in float32; fewer if one of `stop` comes (it is the last)."""
+def solo_greedy(
+    folder: Path, prompt: Sequence[int], count: int, stop: Collection[int] = (), **generation: Any
+) -> list[int]:
+    """The `count` tokens that follow `prompt`, greedily, in float32; fewer if one of `stop` comes (it is the last).
+
+    `generation` are further arguments of transformers' `generate`.
+    """
     model = _model(folder)
     ids = torch.tensor([list(prompt)])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **generation)
     tokens: list[int] = out[0, len(prompt) :].tolist()
     ends = [at for at, token in enumerate(tokens) if token in stop]
     return tokens[: ends[0] + 1] if ends else tokens
+
+
+@torch.inference_mode()
+def log_softmax(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
+    """Logarithms of the probabilities of what follows each token, float32 [len(tokens), vocabulary]."""
+    return _model(folder)(torch.tensor([list(tokens)])).logits[0].log_softmax(-1)
 
 
 @lru_cache(maxsize=4)

@@ -8,9 +8,17 @@ from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.restoration import Restoration
 from octavo.ids import NEVER_RESET, CacheEpoch, Epoch, SequenceId
-from octavo.records import Exchange, FinishReason, Grant, SamplingParams, StepReport, Submission
+from octavo.records import (
+    Exchange,
+    FinishReason,
+    Grant,
+    SamplingParams,
+    StepReport,
+    Submission,
+    TokenLogprobs,
+)
 from tests.support import books
-from tests.support.fakes import FunctionRunner, Model, next_token, solo_text
+from tests.support.fakes import FunctionRunner, Model, judgement, next_token, solo_text
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
 from worker.core.step import StepPlan
@@ -30,6 +38,8 @@ class Heard:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     error: Exception | None = None
 
@@ -44,12 +54,17 @@ class Gateways:
         return self._heard.setdefault(request, Heard())
 
     def hear(self, report: StepReport) -> None:
+        for part in report.prompt_logprobs:
+            told = self.of(part.request).prompt_logprobs
+            assert part.start == 1 + len(told), f"{part} after {len(told)}"
+            told += part.tokens
         for done in report.prefilled:
             assert self.of(done.request).cached_tokens is None, f"request {done.request} was prefilled twice"
             self.of(done.request).cached_tokens = done.cached_tokens
         for new in report.tokens:
             assert new.sample not in self.of(new.request).reasons, f"{new} after the end"
             self.of(new.request).tokens.setdefault(new.sample, []).extend(new.tokens)
+            self.of(new.request).logprobs.setdefault(new.sample, []).extend(new.logprobs)
         for end in report.finished:
             assert end.sample not in self.of(end.request).reasons, f"{end} for the second time"
             self.of(end.request).reasons[end.sample] = end.reason
@@ -213,7 +228,14 @@ class World:
         assert heard.error is None
         assert sorted(heard.reasons) == list(range(wanted.samples))
         for sample in range(wanted.samples):
-            assert heard.tokens.get(sample, []) == self.solo(request, sample), (request, sample)
+            text = self.solo(request, sample)
+            assert heard.tokens.get(sample, []) == text, (request, sample)
+            known = [*wanted.prompt, *text]
+            ends = range(len(wanted.prompt), len(known)) if wanted.logprobs is not None else ()
+            told = [judgement(known[:end], known[end]) for end in ends]
+            assert heard.logprobs.get(sample, []) == told, (request, sample)
+        ends = range(1, len(wanted.prompt)) if wanted.prompt_logprobs is not None else ()
+        assert heard.prompt_logprobs == [judgement(wanted.prompt[:end], wanted.prompt[end]) for end in ends]
 
     def assert_at_rest(self) -> None:
         """No block has an owner, no counter is left standing."""

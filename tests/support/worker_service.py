@@ -109,8 +109,8 @@ class GatewayStandIn:
     async def submit(self, submission: Submission) -> None:
         await self.say(v1.ServeRequest(submit=submission_to_wire(submission)))
 
-    async def cancel(self, request: int) -> None:
-        await self.say(v1.ServeRequest(cancel=v1.Cancel(request=request)))
+    async def cancel(self, request: int, sample: int | None = None) -> None:
+        await self.say(v1.ServeRequest(cancel=v1.Cancel(request=request, sample=sample)))
 
     async def hear(self) -> StepReport | None:
         """The next report; None when the worker has ended the stream. Raises what the worker raises."""

@@ -42,6 +42,8 @@ def _require_sampling(submission: Submission, vocab_size: int, max_samples: int)
         raise InvalidRequest(
             f"min_tokens: {submission.min_tokens}, wanted from 0 to max_tokens ({submission.max_tokens})"
         )
+    if submission.min_tokens and len(submission.stop_tokens) >= vocab_size:
+        raise InvalidRequest(f"stop_tokens: all {vocab_size} with min_tokens {submission.min_tokens}: none could come")
     for field, tokens in (
         ("stop_tokens", submission.stop_tokens),
         ("sampling.logit_bias", [token for token, _ in submission.sampling.logit_bias]),
@@ -64,14 +66,6 @@ def _require_sampling(submission: Submission, vocab_size: int, max_samples: int)
 
 def _refuse_what_is_to_come(submission: Submission) -> None:
     asked = {
-        "min_p": submission.sampling.min_p > 0,
-        "repetition_penalty": submission.sampling.repetition_penalty != 1,
-        "presence_penalty": submission.sampling.presence_penalty != 0,
-        "frequency_penalty": submission.sampling.frequency_penalty != 0,
-        "logit_bias": bool(submission.sampling.logit_bias),
-        "min_tokens": submission.min_tokens > 0,
-        "logprobs": submission.logprobs is not None,
-        "prompt_logprobs": submission.prompt_logprobs is not None,
         "beam": submission.beam is not None,
     }
     for field, wanted in asked.items():

@@ -35,7 +35,7 @@ class Doorkeeper:
             self._lineup.waiting.remove(sequence)
             self._lineup.run(sequence)
             sequence.follows = None
-            count = min(len(sequence.tokens) - reuse, budget)
+            count = min(sequence.findable - reuse, budget)
             admitted.append((sequence, count))
             budget -= count
             room -= self._cost(sequence, reuse) + 1

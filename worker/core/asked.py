@@ -46,5 +46,5 @@ class Asked:
 
 def _attach(sequence: Sequence) -> Attach:
     submission = sequence.request.submission
-    tokens = tuple(sequence.tokens)
+    tokens = tuple(sequence.tokens[: sequence.findable])
     return Attach(sequence.id, tokens, submission.scope, submission.tenant, submission.retain_seconds)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from octavo.records import Prefilled, Refusal, SampleFinished, StepReport, Tokens
+from octavo.records import Prefilled, PromptLogprobs, Refusal, SampleFinished, StepReport, Tokens
 from worker.core.sequence import GatewayKey
 
-Event = Tokens | Prefilled | SampleFinished | Refusal
+Event = Tokens | PromptLogprobs | Prefilled | SampleFinished | Refusal
 
 
 def reports_of(events: Iterable[tuple[GatewayKey, Event]]) -> dict[GatewayKey, StepReport]:
@@ -22,4 +22,5 @@ def _report(events: list[Event]) -> StepReport:
         prefilled=tuple(event for event in events if isinstance(event, Prefilled)),
         finished=tuple(event for event in events if isinstance(event, SampleFinished)),
         refused=tuple(event for event in events if isinstance(event, Refusal)),
+        prompt_logprobs=tuple(event for event in events if isinstance(event, PromptLogprobs)),
     )

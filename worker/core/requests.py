@@ -4,7 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.records import FinishReason, Prefilled, Refusal, SampleFinished, StepReport, Submission, Tokens
+from octavo.records import (
+    FinishReason,
+    Prefilled,
+    PromptLogprobs,
+    Refusal,
+    SampleFinished,
+    StepReport,
+    Submission,
+    TokenLogprobs,
+    Tokens,
+)
 from worker.core.reports import Event, reports_of
 from worker.core.sequence import GatewayKey, Request, Sequence
 from worker.core.stopping import reason_to_stop
@@ -72,14 +82,21 @@ class Requests:
             request.prefilled = True
             self._tell(request, Prefilled(request.submission.request, request.cached_tokens or 0))
 
-    def drawn(self, sequence: Sequence, token: int) -> bool:
+    def judged(self, request: Request, start: int, tokens: tuple[TokenLogprobs, ...]) -> None:
+        """How likely the prompt is from position `start` on. What was told before, and is computed anew, is skipped."""
+        news = tokens[request.judged - start :]
+        if news:
+            self._tell(request, PromptLogprobs(request.submission.request, request.judged, news))
+            request.judged += len(news)
+
+    def drawn(self, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...] = ()) -> bool:
         """Take the sample's next token in. Returns whether it was the last."""
         request, number = sequence.request, sequence.request.submission.request
         reason = reason_to_stop(request.submission, sequence.outputs, token)
         if reason is not FinishReason.STOP:
             sequence.tokens.append(token)
             self.totals.output_tokens += 1
-            self._tell(request, Tokens(number, sequence.sample, (token,)))
+            self._tell(request, Tokens(number, sequence.sample, (token,), logprobs))
         if reason is not None:
             self._tell(request, SampleFinished(number, sequence.sample, reason))
         return reason is not None

@@ -22,7 +22,16 @@ The rules:
 
 from octavo.errors import Draining, OctavoError, QueueFull
 from octavo.ids import CacheEpoch, Epoch, SequenceId
-from octavo.records import Exchange, Grant, Inventory, PoolSpec, StepReport, Submission, WorkerLoad
+from octavo.records import (
+    Exchange,
+    Grant,
+    Inventory,
+    PoolSpec,
+    StepReport,
+    Submission,
+    TokenLogprobs,
+    WorkerLoad,
+)
 from worker.core.acceptance import require_runnable
 from worker.core.admission import Doorkeeper
 from worker.core.asked import Asked
@@ -182,12 +191,14 @@ class Scheduler:
     def apply(self, result: StepResult) -> dict[GatewayKey, StepReport]:
         """Take in what the step has written and drawn."""
         step, self._step = self._step, []
-        for (sequence, chunk), drawn in zip(step, result.tokens, strict=True):
+        for at, ((sequence, chunk), drawn) in enumerate(zip(step, result.tokens, strict=True)):
             if sequence.ended:
                 continue
             self._tables.wrote(sequence, chunk.end)
+            if chunk.targets:
+                self._requests.judged(sequence.request, chunk.start + 1, result.judged[at])
             if drawn:
-                self._take_drawn(sequence, drawn)
+                self._take_drawn(sequence, drawn, result.logprobs.get(at))
         return self._requests.take_reports()
 
     def step_failed(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
@@ -297,14 +308,14 @@ class Scheduler:
 
     # ---- ends ------------------------------------------------------------------------------------------------
 
-    def _take_drawn(self, first: Sequence, drawn: tuple[int, ...]) -> None:
+    def _take_drawn(self, first: Sequence, drawn: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None) -> None:
         """The next token of a sample, and of those that are born with it."""
         self._requests.prefilled(first.request)
         others = range(first.sample + 1, first.sample + first.width)
         children = [self._lineup.new_child(first, sample) for sample in others]
         first.unborn = 0
-        for sequence, token in zip((first, *children), drawn, strict=True):
-            if self._requests.drawn(sequence, token):
+        for at, (sequence, token) in enumerate(zip((first, *children), drawn, strict=True)):
+            if self._requests.drawn(sequence, token, logprobs[at : at + 1] if logprobs else ()):
                 self._end(sequence)
         if children:
             self._branches.add(first.id, children)

@@ -28,6 +28,14 @@ class Request:
     """Reused by the attach that its first computation stood on; None before that."""
     prefilled: bool = False
     """Whether the gateway was told that the prompt is computed."""
+    judged: int = 1
+    """Leading positions of the prompt whose logprobs were told, where they are asked for; the first has none."""
+
+    @property
+    def judges_prompt(self) -> bool:
+        """Whether it must still be told how likely some of the prompt is."""
+        submission = self.submission
+        return submission.prompt_logprobs is not None and self.judged < submission.output_begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +100,21 @@ class Sequence:
         """Tokens drawn so far, here or at an earlier visit to a worker."""
         return len(self.tokens) - self.request.submission.output_begins
 
+    @property
+    def findable(self) -> int:
+        """Leading tokens that are looked for among what is published; the last of them is computed in any case.
+
+        Not those that are to be judged: that takes their logits.
+        """
+        return self.request.judged if self.request.judges_prompt else len(self.tokens)
+
     def shared_until(self, other: "Sequence", start: int, end: int, block_size: int) -> int:
         """How far another's blocks could serve this one: it could reuse positions up to there.
 
         Begins at `start` and goes on block by block, as long as the two agree in everything, to `end` at most; the last
-        token is never shared, since it must be computed.
+        findable token is never shared, since it must be computed.
         """
-        end = min(end, len(self.tokens) - 1)
+        end = min(end, self.findable - 1)
         while start + block_size <= end and self._agrees_with(other, start + block_size):
             start += block_size
         return start

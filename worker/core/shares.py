@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.records import Reservation
+from worker.core.draws import draws_after, targets_of
 from worker.core.sequence import Sequence
-from worker.core.step import Chunk, Draw
+from worker.core.step import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,14 @@ class Share:
         sequence = self.sequence
         start, known = sequence.computed, len(sequence.tokens)
         end = start + self.computes
-        samples = range(sequence.sample, sequence.sample + sequence.width) if end == known else ()
-        sampling = sequence.request.submission.sampling
         return Chunk(
             sequence=sequence.id,
             start=start,
             tokens=tuple(sequence.tokens[start:end]),
             table=sequence.table,
-            draws=tuple(Draw(sampling, sample, known) for sample in samples),
+            draws=draws_after(sequence) if end == known else (),
+            targets=targets_of(sequence, start, end),
+            top_logprobs=sequence.request.submission.prompt_logprobs or 0,
         )
 
 

@@ -1,10 +1,10 @@
 """What one forward pass over a batch is asked to do, and what comes out: plain values, no tensors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.ids import BlockId, SequenceId
-from octavo.records import BlockCopy, SamplingParams
+from octavo.records import BlockCopy, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,19 @@ class Draw:
     """Which of the request's n outputs."""
     position: int
     """Index in the sequence that the drawn token will have."""
+    history: tuple[int, ...] = ()
+    """The tokens before it, where penalties are about them."""
+    output_begins: int = 0
+    """Where in the history the prompt ends."""
+    forbidden: tuple[int, ...] = ()
+    """Tokens that must not come here."""
+    logprobs: int | None = None
+    """None: not wanted. Else how many of the likeliest are told with the drawn token's."""
+
+    @property
+    def shaped(self) -> bool:
+        """Whether it is drawn from other logits than the model's."""
+        return bool(self.history or self.forbidden or self.sampling.logit_bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +43,10 @@ class Chunk:
     """Blocks of [0, start + len(tokens)) at least."""
     draws: tuple[Draw, ...] = ()
     """What to draw from the logits of the last token; none in the middle of a prefill, n after its end."""
+    targets: tuple[int, ...] = ()
+    """Tokens to judge: how likely the first of them is after the chunk's first token, the second after the second."""
+    top_logprobs: int = 0
+    """How many of the likeliest are told with each of them."""
 
     @property
     def end(self) -> int:
@@ -47,6 +64,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The drawn tokens: one tuple a chunk, one token a draw, in the plan's order."""
+    """What a step drew and judged, in the plan's order: one tuple a chunk."""
 
     tokens: tuple[tuple[int, ...], ...]
+    """One a draw."""
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict[int, tuple[TokenLogprobs, ...]])
+    """By the place of a chunk whose draws want them: one a draw."""
+    judged: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict[int, tuple[TokenLogprobs, ...]])
+    """By the place of a chunk with targets: one a target."""

@@ -1,9 +1,11 @@
 """Draw the next tokens of a batch from its logits.
 
-Greedy takes the highest logit, of equals the lowest id, as transformers does. Otherwise the vocabulary is ranked by
-falling logit (of equals the lowest id first), divided by the temperature, cut to its first `top_k`, cut again to the
-fewest leading tokens that hold `top_p` of the probability left, and one number in (0, 1) picks by inverse transform:
-the first rank at which the running sum of probability reaches that share of the whole.
+The logits are first shaped as the request asks (shaping.py). Greedy takes the highest, of equals the lowest id, as
+transformers does. Otherwise the vocabulary is ranked by falling logit (of equals the lowest id first), divided by the
+temperature, cut to its first `top_k`, cut again to the fewest leading tokens that hold `top_p` of the probability left,
+again to those with at least `min_p` of the first one's probability, and one number in (0, 1) picks by inverse
+transform: the first rank at which the running sum of probability reaches that share of the whole. The order of the
+cuts is transformers'.
 
 That number is a counter's, not a generator's: blake2b of (seed, sample, position), so a token depends on no other draw,
 batch, worker or restart. (Counters in place of state: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
@@ -20,6 +22,7 @@ from typing import NamedTuple
 import torch
 
 from worker.core.step import Draw
+from worker.model.shaping import shape
 
 _CANDIDATES = 256
 """Ranks that a first look keeps on a CPU, where sorting a whole vocabulary takes 3 ms a row and this 0.1."""
@@ -42,6 +45,8 @@ def sample(logits: torch.Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> 
     if not draws:
         return []
     picked = logits[torch.tensor(rows, device=logits.device)].float()
+    if any(draw.shaped for draw in draws):
+        shape(picked, draws)
     best = picked.argmax(-1)  # of a row with NaN: where the NaN is
     peak = picked.gather(-1, best[:, None])
     warm = [at for at, draw in enumerate(draws) if draw.sampling.temperature > 0]
@@ -68,6 +73,8 @@ class _Ranked(NamedTuple):
 
     ids: torch.Tensor
     """int64 [Q, K]."""
+    weights: torch.Tensor
+    """float32 [Q, K]: probability relative to the first one's."""
     running: torch.Tensor
     """float64 [Q, K]: sum of weight up to and with each rank."""
     total: torch.Tensor
@@ -83,6 +90,12 @@ class _Knobs(NamedTuple):
     top_k: torch.Tensor
     top_p: torch.Tensor
     uniform: torch.Tensor
+    min_p: torch.Tensor | None
+    """None where nobody asks for a cut by it."""
+
+    def of(self, rows: torch.Tensor) -> "_Knobs":
+        """Those of some draws."""
+        return _Knobs(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
 
 
 def _draw(logits: torch.Tensor, peak: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -95,8 +108,7 @@ def _draw(logits: torch.Tensor, peak: torch.Tensor, draws: Sequence[Draw]) -> to
     tokens, known = _pick(_rank(logits, weights, count), knobs, vocabulary)
     if count < vocabulary and not bool(known.all()):
         rest = (~known).nonzero()[:, 0]
-        some = _Knobs(*(column[rest] for column in knobs))
-        tokens[rest] = _pick(_rank(logits[rest], weights[rest], vocabulary), some, vocabulary)[0]
+        tokens[rest] = _pick(_rank(logits[rest], weights[rest], vocabulary), knobs.of(rest), vocabulary)[0]
     return tokens
 
 
@@ -108,12 +120,14 @@ def _knobs(draws: Sequence[Draw], logits: torch.Tensor) -> _Knobs:
             min(draw.sampling.top_k or vocabulary, vocabulary),
             draw.sampling.top_p,
             uniform(draw.sampling.seed, draw.sample, draw.position),
+            draw.sampling.min_p,
         )
         for draw in draws
     ]
     table = torch.tensor(columns, dtype=torch.float64).to(logits.device)
-    temperature, top_k, top_p, uniforms = table.split(1, dim=-1)
-    return _Knobs(temperature, top_k.long(), top_p, uniforms)
+    temperature, top_k, top_p, uniforms, min_p = table.split(1, dim=-1)
+    cut = any(draw.sampling.min_p > 0 for draw in draws)
+    return _Knobs(temperature, top_k.long(), top_p, uniforms, min_p.float() if cut else None)
 
 
 def _rank(logits: torch.Tensor, weights: torch.Tensor, count: int) -> _Ranked:
@@ -121,14 +135,16 @@ def _rank(logits: torch.Tensor, weights: torch.Tensor, count: int) -> _Ranked:
     vocabulary = logits.shape[-1]
     if count == vocabulary:
         ids = logits.argsort(dim=-1, descending=True, stable=True)
-        running = weights.gather(-1, ids).cumsum(-1, dtype=torch.float64)
-        return _Ranked(ids, running, running[:, -1:], torch.full_like(ids[:, :1], count))
+        ranked = weights.gather(-1, ids)
+        running = ranked.cumsum(-1, dtype=torch.float64)
+        return _Ranked(ids, ranked, running, running[:, -1:], torch.full_like(ids[:, :1], count))
     ids = logits.topk(count, dim=-1).indices.sort(dim=-1).values  # by id, so that the stable sort leaves equals so
     values, order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     ids = ids.gather(-1, order)
-    running = weights.gather(-1, ids).cumsum(-1, dtype=torch.float64)
+    ranked = weights.gather(-1, ids)
+    running = ranked.cumsum(-1, dtype=torch.float64)
     sure = (values > values[:, -1:]).sum(-1, keepdim=True)
-    return _Ranked(ids, running, weights.sum(-1, keepdim=True, dtype=torch.float64), sure)
+    return _Ranked(ids, ranked, running, weights.sum(-1, keepdim=True, dtype=torch.float64), sure)
 
 
 def _pick(ranked: _Ranked, knobs: _Knobs, vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +156,15 @@ def _pick(ranked: _Ranked, knobs: _Knobs, vocabulary: int) -> tuple[torch.Tensor
     nucleus = torch.searchsorted(ranked.running, knobs.top_p * mass).clamp(max=count - 1)
     cut_by_p = knobs.top_p < 1
     kept = torch.where(cut_by_p, ranked.running.gather(-1, nucleus), mass)
+    sure_of_k = cut_by_k | (knobs.top_k == vocabulary)
+    sure = sure_of_k & (~cut_by_p | (nucleus < ranked.sure))
+    if knobs.min_p is not None:
+        likely = (ranked.weights >= knobs.min_p).sum(-1, keepdim=True).clamp(min=1)
+        held = ranked.running.gather(-1, likely - 1)
+        cut_by_min = held < kept
+        kept = torch.where(cut_by_min, held, kept)
+        # A cut that is surely the last need not know where the others would have been.
+        sure = torch.where(cut_by_min, (likely <= ranked.sure) & (sure_of_k | ~cut_by_p), sure)
     rank = torch.searchsorted(ranked.running, knobs.uniform * kept)
-    known = (cut_by_k | (knobs.top_k == vocabulary)) & (rank < ranked.sure)
-    known &= ~cut_by_p | (nucleus < ranked.sure)
+    known = sure & (rank < ranked.sure)
     return ranked.ids.gather(-1, rank.clamp(max=count - 1))[:, 0], known[:, 0]

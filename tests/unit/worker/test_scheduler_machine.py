@@ -67,6 +67,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0])), seed=number),
             stop_tokens=data.draw(st.sampled_from([frozenset[int](), frozenset({3})]), label="stop"),
             scope=data.draw(st.sampled_from([PLAIN, PLAIN, Scope(salt=b"s" * 32)]), label="scope"),
+            logprobs=data.draw(st.sampled_from([None, None, 0]), label="logprobs"),
+            prompt_logprobs=data.draw(st.sampled_from([None, None, 0]), label="prompt_logprobs"),
         )
 
     @rule(steps=st.integers(1, 4))

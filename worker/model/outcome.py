@@ -1,0 +1,72 @@
+"""Which rows of a batch need logits, and what comes of them: drawn tokens, and how likely tokens were.
+
+The rows of a chunk are those of its targets, then its last if something is drawn from it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from octavo.records import TokenLogprobs
+from worker.core.step import Chunk, StepResult
+from worker.model.likelihood import logprobs
+from worker.model.sampler import sample
+
+
+def logit_rows(chunks: Sequence[Chunk], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The rows of the batch whose logits are wanted, int64 [R]; `starts` [B + 1] are those where chunks begin."""
+    last = starts[1:] - 1
+    if not any(chunk.targets for chunk in chunks):
+        return last[[bool(chunk.draws) for chunk in chunks]]
+    rows = [
+        np.array([*range(start, start + len(chunk.targets)), *([end] if chunk.draws else ())], np.int64)
+        for chunk, start, end in zip(chunks, starts[:-1], last, strict=True)
+    ]
+    return np.concatenate(rows)
+
+
+def outcome(chunks: Sequence[Chunk], logits: torch.Tensor) -> StepResult:
+    """Draw and judge what the chunks ask for, from the logits [R, V] of their rows.
+
+    Raises:
+        FloatingPointError: logits that are drawn from are not finite.
+    """
+    ends = np.cumsum([len(chunk.targets) + bool(chunk.draws) for chunk in chunks]).tolist()
+    rows = [end - 1 for chunk, end in zip(chunks, ends, strict=True) for _ in chunk.draws]
+    drawn = iter(sample(logits, rows, [draw for chunk in chunks for draw in chunk.draws]))
+    tokens = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in chunks)
+    wanted = _Wanted()
+    for place, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
+        if chunk.draws and (top := chunk.draws[0].logprobs) is not None:
+            wanted.add(place, [end - 1] * len(chunk.draws), tokens[place], top)
+    judged = _Wanted()
+    for place, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
+        if chunk.targets:
+            first = end - bool(chunk.draws) - len(chunk.targets)
+            judged.add(place, range(first, first + len(chunk.targets)), chunk.targets, chunk.top_logprobs)
+    return StepResult(tokens, wanted.told(logits), judged.told(logits))
+
+
+class _Wanted:
+    """Tokens of several chunks, to be judged together."""
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+        self._tops: list[int] = []
+
+    def add(self, place: int, rows: Sequence[int], tokens: Sequence[int], top: int) -> None:
+        self._places += [place] * len(rows)
+        self._rows += rows
+        self._tokens += tokens
+        self._tops += [top] * len(rows)
+
+    def told(self, logits: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """By chunk, in the order in which they were added."""
+        told: dict[int, list[TokenLogprobs]] = {}
+        for place, token in zip(self._places, logprobs(logits, self._rows, self._tokens, self._tops), strict=True):
+            told.setdefault(place, []).append(token)
+        return {place: tuple(own) for place, own in told.items()}
