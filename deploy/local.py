@@ -11,6 +11,7 @@ goes against the flow of requests: gateway, workers, cache managers, Redis. No f
 """
 
 import asyncio
+import itertools
 import os
 import socket
 import sys
@@ -73,7 +74,8 @@ class Cluster:
             workers: how many.
             managers: how many cache managers; each worker attends one of them, and the next when that fails.
             port: of the gateway; 0 takes a free one.
-            env: `OCTAVO_*` variables for every service, on top of this process's environment.
+            env: `OCTAVO_*` variables for every service, on top of this process's environment. Of several models in
+                `OCTAVO_MODEL`, separated by commas, the workers take one each, in turns.
             grace_seconds: for running requests when the cluster stops.
             on_line: called with (name of the process, line) for every line that a process writes.
         """
@@ -99,7 +101,11 @@ class Cluster:
 
         self.redis = _redis(on_line)
         self.managers = [service(name, "cache_manager", {}) for name in manager_names(managers)]
-        self.workers = [service(name, "worker", {"OCTAVO_WORKER_ID": name, **grace}) for name in worker_names(workers)]
+        models = [model.strip() for model in shared.get("OCTAVO_MODEL", "").split(",")]
+        self.workers = [
+            service(name, "worker", {"OCTAVO_WORKER_ID": name, "OCTAVO_MODEL": model, **grace})
+            for name, model in zip(worker_names(workers), itertools.cycle(models), strict=False)
+        ]
         self.gateway = service("gateway", "gateway", grace, port)
 
     @property

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import sys
+from collections import Counter
 from contextlib import aclosing
 
 from gateway.bounds import Bounds
@@ -40,7 +41,7 @@ STOP_SECONDS = 1.0
 
 async def serve(config: GatewaySettings) -> None:
     """Serve until asked to stop, then finish what runs. Ready once a cache manager has told of its workers, if any."""
-    served = model_of(config)
+    served = models_of(config)
     tenancy = Tenancy(config.tenants_file, config.salt_secret.get_secret_value())
     transport = config.transport()
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
@@ -52,7 +53,7 @@ async def serve(config: GatewaySettings) -> None:
     )
     try:
         async with Workers(transport) as workers, PromptExplainer(config.cache_manager, transport) as explainer:
-            dispatcher = Dispatcher([served], lookup=lookup, workers=workers, bounds=bounds_of(config))
+            dispatcher = Dispatcher(served, lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
             metrics = GatewayMetrics(dispatcher)
@@ -98,9 +99,16 @@ def http_doors_of(config: GatewaySettings, gateway: Gateway) -> list[HttpServer]
     return [HttpServer(config.http_listen, app, config.tls_cert, config.tls_key)]
 
 
-def model_of(config: GatewaySettings) -> ServedModel:
-    """The model whose words this gateway knows."""
-    folder = models.find(config.model, config.models_dir)
+def models_of(config: GatewaySettings) -> list[ServedModel]:
+    """The models whose words this gateway knows. Raises ValueError where two have one name."""
+    served = [_served(models.find(model, config.models_dir)) for model in config.model]
+    for name, count in Counter(model.name for model in served).items():
+        if count > 1:
+            raise ValueError(f"model: {count} of {len(served)} are called {name}, wanted 1")
+    return served
+
+
+def _served(folder: models.ModelFolder) -> ServedModel:
     return ServedModel(
         name=folder.name,
         tokenizer=Tokenizer(folder.path, folder.name),

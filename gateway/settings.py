@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from octavo.models import DEFAULT
-from octavo.settings import REDIS_FORMS, Address, Addresses, Folder, RedisAddress, ServiceSettings
+from octavo.settings import REDIS_FORMS, Address, Addresses, Folder, Names, RedisAddress, ServiceSettings
 
 
 class GatewaySettings(ServiceSettings):
@@ -28,8 +28,10 @@ class GatewaySettings(ServiceSettings):
         le=1,
         description="seconds a look-up in the prefix index may take before it counts as no hits",
     )
-    model: str = Field(
-        default=DEFAULT, description=f"{DEFAULT}, a folder, a GGUF file, or a hub id: whose tokenizer to use"
+    model: Names = Field(
+        default=(DEFAULT,),
+        description=f"{DEFAULT}, a folder, a GGUF file, or a hub id: whose tokenizer to use; of several, separated by "
+        "commas, each is served by the workers that have it",
     )
     models_dir: Folder = Field(
         default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"

@@ -42,12 +42,17 @@ def main() -> None:
 
 
 def _up(options: argparse.Namespace) -> None:
+    from octavo.commands.console import CommandFailed
     from octavo.commands.model import fetch_model, models_dir
     from octavo.commands.up import up
     from octavo.models import find
 
-    fetch_model(options.model)
-    name = find(options.model, models_dir()).name
+    models = [model.strip() for model in options.model.split(",")]
+    if len(models) > options.workers:
+        raise CommandFailed(f"--model names {len(models)} models, --workers {options.workers} can serve one each")
+    for model in models:
+        fetch_model(model)
+    names = [find(model, models_dir()).name for model in models]
     env = {
         "OCTAVO_MODEL": options.model,
         "OCTAVO_KV_MEMORY": options.kv_memory,
@@ -55,7 +60,7 @@ def _up(options: argparse.Namespace) -> None:
         "OCTAVO_THREADS": options.threads and str(options.threads),
     }
     given = {name: value for name, value in env.items() if value is not None}
-    asyncio.run(up(workers=options.workers, port=options.port, env=given, model=name))
+    asyncio.run(up(workers=options.workers, port=options.port, env=given, models=names))
 
 
 def _chat(options: argparse.Namespace) -> None:
@@ -137,7 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--port", type=_whole(0, 65535), default=8500, help="of the gateway; 0: any free one (default 8500)"
     )
-    _add_model(up)
+    up.add_argument(
+        "--model",
+        default=_default_model(),
+        help="smollm2, hub id, folder or GGUF file (default %(default)s); of several, separated by commas, the workers "
+        "take one each, in turns",
+    )
     up.add_argument(
         "--kv-memory", metavar="SIZE", help="of each worker's pool (default 512MiB; on a GPU what it has left)"
     )

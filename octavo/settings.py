@@ -62,6 +62,20 @@ Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """host:port,host:port: at least one."""
 
 
+def _split_names(names: object) -> object:
+    """The names of a comma-separated list."""
+    if not isinstance(names, str):
+        return names
+    split = tuple(name.strip() for name in names.split(","))
+    if not all(split):
+        raise ValueError(f"name {split.index('') + 1} of {len(split)} is empty")
+    return split
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
+"""name,name: at least one."""
+
+
 def _checked_redis_url(url: str) -> str:
     parse_redis_url(url)
     return url

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -11,7 +11,7 @@ from deploy.local import Cluster, worker_names
 from octavo.commands.console import ServiceLog, err, out
 
 
-async def up(*, workers: int, port: int, env: dict[str, str], model: str) -> None:
+async def up(*, workers: int, port: int, env: dict[str, str], models: Sequence[str]) -> None:
     """Start a cluster and keep it running, crashed services included, until the caller is told to stop.
 
     Raises:
@@ -20,12 +20,12 @@ async def up(*, workers: int, port: int, env: dict[str, str], model: str) -> Non
     """
     names = ["octavo", "redis", "manager", *worker_names(workers), "gateway"]
     cluster = Cluster(workers=workers, port=port, env=env, on_line=ServiceLog(names))
-    await _until_interrupted(_serve(cluster, model), cluster)
+    await _until_interrupted(_serve(cluster, models), cluster)
 
 
-async def _serve(cluster: Cluster, model: str) -> None:
+async def _serve(cluster: Cluster, models: Sequence[str]) -> None:
     async with cluster:
-        _greet(cluster, model)
+        _greet(cluster, models)
         await cluster.keep_running()
 
 
@@ -53,12 +53,14 @@ async def _until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) 
             raise
 
 
-def _greet(cluster: Cluster, model: str) -> None:
+def _greet(cluster: Cluster, models: Sequence[str]) -> None:
     workers = f"{len(cluster.workers)} worker{'s' if len(cluster.workers) > 1 else ''}"
     pools = cluster.workers[0].events("kv_pool")
     holds = f", each of which remembers {pools[-1]['tokens']:,} tokens ({_size(pools[-1]['bytes'])})" if pools else ""
     at = "" if cluster.address == "127.0.0.1:8500" else f" --address {cluster.address}"
-    out.print(f"\n[bold]Octavo serves {escape(model)} at {cluster.address}[/bold] with {workers}{holds}.\n")
+    out.print(
+        f"\n[bold]Octavo serves {escape(' and '.join(models))} at {cluster.address}[/bold] with {workers}{holds}.\n"
+    )
     out.print(f'  octavo chat{at} "Why is the sky blue?"')
     out.print(f"  octavo stats{at}")
     out.print(f"  octavo audit --cache-manager {cluster.manager.address}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field, ValidationError
 
-from octavo.settings import Address, Folder, RedisAddress, ServiceSettings, read, split_address
+from octavo.settings import Address, Folder, Names, RedisAddress, ServiceSettings, read, split_address
 
 
 class Settings(ServiceSettings):
@@ -16,13 +16,14 @@ class Settings(ServiceSettings):
     peer: Address = Field(default="127.0.0.1:1", description="host:port of somebody")
     seats: int = Field(default=3, ge=1, description="how many")
     redis_url: RedisAddress = Field(default="redis://127.0.0.1", description="where the index lies")
+    authors: Names = Field(default=("nobody",), description="who, separated by commas")
     shelf: Folder = Field(default=Path("~/books"), validate_default=True, description="where")
 
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the caller, and no argument of pytest."""
-    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS", "REDIS_URL", "SHELF"):
+    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS", "REDIS_URL", "SHELF", "AUTHORS"):
         monkeypatch.delenv(f"OCTAVO_{name}", raising=False)
     monkeypatch.setattr("sys.argv", ["service"])
 
@@ -41,6 +42,17 @@ def test_a_variable_sets_the_field_of_its_name(monkeypatch: pytest.MonkeyPatch) 
     given(monkeypatch, seats="7", peer="worker-1:8520")
     settings = read(Settings, "a service")
     assert (settings.seats, settings.peer) == (7, "worker-1:8520")
+
+
+def test_names_are_separated_by_commas_and_none_is_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given(monkeypatch, authors="ann, bea,cid")
+    assert read(Settings, "a service").authors == ("ann", "bea", "cid")
+    given(monkeypatch, authors="ann,,cid")
+    with pytest.raises(SystemExit):
+        read(Settings, "a service")
+    assert "OCTAVO_AUTHORS=ann,,cid: name 2 of 3 is empty" in capsys.readouterr().err
 
 
 def test_an_empty_variable_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
