@@ -123,6 +123,7 @@ def bounds_of(config: GatewaySettings) -> Bounds:
         limits=Limits(
             max_samples=config.max_samples,
             max_prompt_bytes=config.max_prompt_bytes,
+            max_batch_requests=config.max_batch_requests,
             max_stop_strings=config.max_stop_strings,
             max_stop_bytes=config.max_stop_bytes,
         ),

@@ -6,25 +6,34 @@
 
 A string is short for `Generation(prompt=TextPrompt(string))`. Errors come back as the classes of `octavo.errors` that
 the gateway raised; besides them, TimeoutError when the deadline passed and ConnectionError when there is no gateway.
-`Client` does the same without asyncio.
+A call that is refused for the moment, or finds no gateway, is made again (`gateway.core.retries`).
+
+    with Client("127.0.0.1:8500") as client:                       # the same without asyncio
+        for event in client.generate(Generation(prompt=TextPrompt("Once"), temperature=0.8, max_tokens=50)):
+            if isinstance(event, Delta):
+                print(event.text, end="")
 """
 
+import asyncio
+import random
+import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from contextlib import aclosing, closing, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
-from octavo.errors import InvalidRequest
+from gateway.core.retries import MAY_PASS, SOME, Retries
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.ids import WorkerId
 from octavo.records import FinishReason, TokenLogprobs
 from octavo.service import open_blocking_channel, open_channel
-from octavo.status import error_from
+from octavo.status import error_from, error_named
 from octavo.tenants import credentials
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import gateway_pb2 as gateway_v1
@@ -65,20 +74,72 @@ class Completion:
         return tuple(sample.text for sample in self.samples)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model that some worker serves now."""
+
+    name: str
+    max_model_tokens: int
+    """Longest sequence, prompt and output together, that the largest of its workers takes."""
+    workers: int
+
+
+Ended = OctavoError | TimeoutError
+"""What a request of a batch ended with instead of its usage."""
+
+_DEADLINE_EXCEEDED = 4
+"""gRPC's number."""
+
+
+class _Tries:
+    """Of one call: how many there may still be, and how much time is left."""
+
+    def __init__(self, retries: Retries, timeout_seconds: float | None) -> None:
+        self._retries = retries
+        self._ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self._made = 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None: as many as it takes."""
+        return None if self._ends is None else max(0.0, self._ends - time.monotonic())
+
+    def pause_after(self, failure: Exception) -> float:
+        """Seconds until the next try. Raises the failure where none may follow."""
+        self._made += 1
+        pause = self._retries.pause(self._made, random.random())
+        left = self.seconds_left
+        if pause is None or (left is not None and pause >= left):
+            raise failure
+        return pause
+
+
 class AsyncClient:
     """A connection to one gateway, for asyncio. Any number of requests may share it."""
 
-    def __init__(self, address: str, *, api_key: str | None = None, transport: Transport = PLAINTEXT) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        transport: Transport = PLAINTEXT,
+        retries: Retries = SOME,
+    ) -> None:
         """Talk to the gateway at `address` (host:port); it is reached at the first request.
 
-        `api_key` is shown with every request, where the gateway knows its tenants by their keys. `transport` has the
-        authorities that are believed where the gateway is served over TLS.
+        Args:
+            address: host:port.
+            api_key: shown with every request, where the gateway knows its tenants by their keys.
+            transport: has the authorities that are believed where the gateway is served over TLS.
+            retries: how often a call is made again that was refused for the moment, or found no gateway, before any
+                part of its answer came, always within its `timeout_seconds`; `NEVER` for not at all.
 
         Raises:
             Unauthenticated: no key has such characters.
         """
         self._address = address
         self._metadata = credentials(api_key)
+        self._retries = retries
         self._channel = open_channel(address, transport)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
@@ -106,26 +167,113 @@ class AsyncClient:
             TimeoutError: the answer was not whole after `timeout_seconds`.
             ConnectionError: the gateway cannot be reached, or went away.
         """
-        with _failures_of(self._address):
-            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds, metadata=self._metadata)
-            try:
-                async for reply in call:
-                    yield event_from_wire(reply)
-            finally:
-                call.cancel()
+        replies = self._read(self._stub.Generate, generation_to_wire(request), timeout_seconds)
+        async with aclosing(replies):
+            async for reply in replies:
+                yield event_from_wire(reply)
 
     async def complete(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Completion:
         """The whole answer. Raises what `generate` raises."""
         return _completion([event async for event in self.generate(request, timeout_seconds=timeout_seconds)])
 
+    async def generate_batch(
+        self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[tuple[int, Event | Ended]]:
+        """Several requests in one call: (which, its next event) as they come, of each in the order of `generate`.
+
+        A request that fails has the error as its last item, is not asked again, and leaves the others alone. When the
+        time is up, each that has not ended has a TimeoutError, or the call raises one.
+
+        Raises:
+            InvalidRequest: there are more requests than the gateway takes in one call, or none.
+            OctavoError, TimeoutError, ConnectionError: the call failed as a whole, as with `generate`.
+        """
+        replies = self._read(self._stub.GenerateBatch, _batch_to_wire(requests), timeout_seconds)
+        async with aclosing(replies):
+            async for reply in replies:
+                yield reply.index, _outcome_from_wire(reply)
+
+    async def complete_batch(
+        self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
+    ) -> tuple[Completion | Ended, ...]:
+        """The whole answers, in the order of the requests; of one that failed its error. Raises as `generate_batch`."""
+        events = self.generate_batch(requests, timeout_seconds=timeout_seconds)
+        return _completions(len(requests), [event async for event in events])
+
+    async def tokenize(
+        self, prompt: TextPrompt | ChatPrompt | str, *, model: str = "", timeout_seconds: float | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of a text or a conversation. Raises what `generate` raises."""
+        reply = await self._ask(self._stub.Tokenize, _tokenize_to_wire(prompt, model), timeout_seconds)
+        return tuple(reply.ids)
+
+    async def detokenize(
+        self,
+        ids: Sequence[int],
+        *,
+        model: str = "",
+        show_special_tokens: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """The text of token ids, special tokens left out unless asked for. Raises what `generate` raises."""
+        message = _detokenize_to_wire(ids, model, show_special_tokens=show_special_tokens)
+        return (await self._ask(self._stub.Detokenize, message, timeout_seconds)).text
+
+    async def models(self, *, timeout_seconds: float | None = None) -> tuple[Model, ...]:
+        """The models that some worker serves now, by name. Raises what `generate` raises."""
+        reply = await self._ask(self._stub.ListModels, gateway_v1.ListModelsRequest(), timeout_seconds)
+        return tuple(map(_model_from_wire, reply.models))
+
+    async def _read(
+        self, method: Callable[..., Any], message: Any, timeout_seconds: float | None
+    ) -> AsyncGenerator[Any]:
+        """The replies of a call, made again while it fails for the moment and nothing has come."""
+        tries = _Tries(self._retries, timeout_seconds)
+        while True:
+            begun = False
+            try:
+                with _failures_of(self._address):
+                    call = method(message, timeout=tries.seconds_left, metadata=self._metadata)
+                    try:
+                        async for reply in call:
+                            begun = True
+                            yield reply
+                        return
+                    finally:
+                        call.cancel()
+            except MAY_PASS as failure:
+                if begun:
+                    raise
+                pause = tries.pause_after(failure)
+            await asyncio.sleep(pause)
+
+    async def _ask(self, method: Callable[..., Any], message: Any, timeout_seconds: float | None) -> Any:
+        """The reply of a call, made again while it fails for the moment."""
+        tries = _Tries(self._retries, timeout_seconds)
+        while True:
+            try:
+                with _failures_of(self._address):
+                    return await method(message, timeout=tries.seconds_left, metadata=self._metadata)
+            except MAY_PASS as failure:
+                pause = tries.pause_after(failure)
+            await asyncio.sleep(pause)
+
 
 class Client:
     """A connection to one gateway, without asyncio. Any number of threads may share it."""
 
-    def __init__(self, address: str, *, api_key: str | None = None, transport: Transport = PLAINTEXT) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        transport: Transport = PLAINTEXT,
+        retries: Retries = SOME,
+    ) -> None:
         """See AsyncClient."""
         self._address = address
         self._metadata = credentials(api_key)
+        self._retries = retries
         self._channel = open_blocking_channel(address, transport)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
@@ -143,17 +291,82 @@ class Client:
 
     def generate(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Generator[Event]:
         """See AsyncClient.generate; leaving the loop early cancels the request when the generator is closed."""
-        with _failures_of(self._address):
-            call = self._stub.Generate(generation_to_wire(request), timeout=timeout_seconds, metadata=self._metadata)
-            try:
-                for reply in call:
-                    yield event_from_wire(reply)
-            finally:
-                call.cancel()
+        with closing(self._read(self._stub.Generate, generation_to_wire(request), timeout_seconds)) as replies:
+            for reply in replies:
+                yield event_from_wire(reply)
 
     def complete(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Completion:
         """The whole answer. Raises what `generate` raises."""
         return _completion(self.generate(request, timeout_seconds=timeout_seconds))
+
+    def generate_batch(
+        self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
+    ) -> Generator[tuple[int, Event | Ended]]:
+        """See AsyncClient.generate_batch."""
+        with closing(self._read(self._stub.GenerateBatch, _batch_to_wire(requests), timeout_seconds)) as replies:
+            for reply in replies:
+                yield reply.index, _outcome_from_wire(reply)
+
+    def complete_batch(
+        self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
+    ) -> tuple[Completion | Ended, ...]:
+        """See AsyncClient.complete_batch."""
+        return _completions(len(requests), self.generate_batch(requests, timeout_seconds=timeout_seconds))
+
+    def tokenize(
+        self, prompt: TextPrompt | ChatPrompt | str, *, model: str = "", timeout_seconds: float | None = None
+    ) -> tuple[int, ...]:
+        """See AsyncClient.tokenize."""
+        return tuple(self._ask(self._stub.Tokenize, _tokenize_to_wire(prompt, model), timeout_seconds).ids)
+
+    def detokenize(
+        self,
+        ids: Sequence[int],
+        *,
+        model: str = "",
+        show_special_tokens: bool = False,
+        timeout_seconds: float | None = None,
+    ) -> str:
+        """See AsyncClient.detokenize."""
+        message = _detokenize_to_wire(ids, model, show_special_tokens=show_special_tokens)
+        return self._ask(self._stub.Detokenize, message, timeout_seconds).text
+
+    def models(self, *, timeout_seconds: float | None = None) -> tuple[Model, ...]:
+        """See AsyncClient.models."""
+        reply = self._ask(self._stub.ListModels, gateway_v1.ListModelsRequest(), timeout_seconds)
+        return tuple(map(_model_from_wire, reply.models))
+
+    def _read(self, method: Callable[..., Any], message: Any, timeout_seconds: float | None) -> Generator[Any]:
+        """See AsyncClient._read."""
+        tries = _Tries(self._retries, timeout_seconds)
+        while True:
+            begun = False
+            try:
+                with _failures_of(self._address):
+                    call = method(message, timeout=tries.seconds_left, metadata=self._metadata)
+                    try:
+                        for reply in call:
+                            begun = True
+                            yield reply
+                        return
+                    finally:
+                        call.cancel()
+            except MAY_PASS as failure:
+                if begun:
+                    raise
+                pause = tries.pause_after(failure)
+            time.sleep(pause)
+
+    def _ask(self, method: Callable[..., Any], message: Any, timeout_seconds: float | None) -> Any:
+        """See AsyncClient._ask."""
+        tries = _Tries(self._retries, timeout_seconds)
+        while True:
+            try:
+                with _failures_of(self._address):
+                    return method(message, timeout=tries.seconds_left, metadata=self._metadata)
+            except MAY_PASS as failure:
+                pause = tries.pause_after(failure)
+            time.sleep(pause)
 
 
 @contextmanager
@@ -195,6 +408,18 @@ def _completion(events: Iterable[Event]) -> Completion:
     return Completion(samples=samples, usage=usage, prompt_logprobs=prompt_logprobs)
 
 
+def _completions(requests: int, outcomes: Iterable[tuple[int, Event | Ended]]) -> tuple[Completion | Ended, ...]:
+    """What each request of a batch came to."""
+    events: list[list[Event]] = [[] for _ in range(requests)]
+    failed: dict[int, Ended] = {}
+    for at, outcome in outcomes:
+        if isinstance(outcome, Exception):
+            failed[at] = outcome
+        else:
+            events[at].append(outcome)
+    return tuple(failed.get(at) or _completion(heard) for at, heard in enumerate(events))
+
+
 def _sample(deltas: list[Delta], end: Finished) -> Sample:
     return Sample(
         text="".join(delta.text for delta in deltas),
@@ -216,8 +441,15 @@ def generation_to_wire(request: Generation | str) -> gateway_v1.GenerateRequest:
     """
     if isinstance(request, str):
         request = Generation(prompt=TextPrompt(request))
-    try:
+    with _sendable():
         return _message_of(request)
+
+
+@contextmanager
+def _sendable() -> Generator[None]:
+    """Tell what a message cannot hold as the gateway would tell it."""
+    try:
+        yield
     except ValueError as error:
         raise InvalidRequest(f"the request cannot be sent: {error}") from error
 
@@ -267,6 +499,39 @@ def _turn_to_wire(turn: ChatMessage) -> gateway_v1.ChatMessage:
         tool_call_id=turn.tool_call_id,
         name=turn.name,
     )
+
+
+def _batch_to_wire(requests: Sequence[Generation | str]) -> gateway_v1.GenerateBatchRequest:
+    return gateway_v1.GenerateBatchRequest(requests=map(generation_to_wire, requests))
+
+
+def _tokenize_to_wire(prompt: TextPrompt | ChatPrompt | str, model: str) -> gateway_v1.TokenizeRequest:
+    with _sendable():
+        match prompt:
+            case ChatPrompt(messages, tools):
+                chat = gateway_v1.Chat(messages=map(_turn_to_wire, messages), tools=tools)
+                return gateway_v1.TokenizeRequest(model=model, chat=chat)
+            case TextPrompt(text) | str(text):
+                return gateway_v1.TokenizeRequest(model=model, text=text)
+
+
+def _detokenize_to_wire(ids: Sequence[int], model: str, *, show_special_tokens: bool) -> gateway_v1.DetokenizeRequest:
+    with _sendable():
+        return gateway_v1.DetokenizeRequest(model=model, ids=ids, show_special_tokens=show_special_tokens)
+
+
+def _outcome_from_wire(reply: gateway_v1.GenerateBatchReply) -> Event | Ended:
+    """What a reply tells of a request of a batch."""
+    if reply.HasField("reply"):
+        return event_from_wire(reply.reply)
+    failure = reply.failure
+    if not failure.reason and failure.code == _DEADLINE_EXCEEDED:
+        return TimeoutError(failure.message)
+    return error_named(failure.reason, failure.message)
+
+
+def _model_from_wire(model: gateway_v1.Model) -> Model:
+    return Model(name=model.name, max_model_tokens=model.max_model_tokens, workers=model.workers)
 
 
 def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:

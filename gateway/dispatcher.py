@@ -17,12 +17,13 @@ from gateway.core.account import OPEN, Account
 from gateway.core.best_of import best_of
 from gateway.core.events import Event
 from gateway.core.fleet import Fleet
-from gateway.core.request import Generation
+from gateway.core.request import Generation, Prompt
 from gateway.counters import Counters
 from gateway.door import Door
 from gateway.fleet_view import FleetView
 from gateway.intake import Intake, Job
 from gateway.journey import Journey, Journeys
+from gateway.merge import merged
 from gateway.placement import Placement
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import Workers
@@ -135,6 +136,28 @@ class Dispatcher:
         """
         job = await self._intake.job(request, account, self._clock(), None)
         return job, self._catalogue.available(job.model)
+
+    async def tokens(self, prompt: Prompt | None, model: str) -> tuple[int, ...]:
+        """The token ids of a prompt. Raises InvalidRequest or UnknownModel."""
+        return await self._intake.tokens(prompt, model)
+
+    async def text(self, ids: Sequence[int], model: str, *, special_tokens: bool) -> str:
+        """The text of token ids. Raises InvalidRequest or UnknownModel."""
+        return await self._intake.text(ids, model, special_tokens=special_tokens)
+
+    async def generate_each(
+        self, requests: Sequence[Generation], seconds_left: float | None, account: Account = OPEN
+    ) -> AsyncGenerator[tuple[int, Event | OctavoError | TimeoutError]]:
+        """Serve several requests, each as `generate` does: (which, its next event or what it ended with).
+
+        Raises:
+            InvalidRequest: there are too many, or none.
+        """
+        self._intake.check_batch(len(requests))
+        streams = [self.generate(request, seconds_left, account) for request in requests]
+        async with aclosing(merged(streams, (OctavoError, TimeoutError))) as events:
+            async for event in events:
+                yield event
 
     # ---- one request -----------------------------------------------------------------------------------------
 

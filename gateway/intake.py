@@ -6,6 +6,7 @@ Everything that can be refused without waiting is refused here, before the reque
 import asyncio
 import random
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.catalogue import Catalogue, ServedModel
@@ -18,6 +19,9 @@ from gateway.core.request import (
     Prompt,
     TextPrompt,
     TokenPrompt,
+    check_batch,
+    check_ids,
+    check_prompt,
     check_request,
     check_vocabulary,
 )
@@ -109,6 +113,32 @@ class Intake:
             arrived=arrived,
             deadline=arrived + patience,
         )
+
+    async def tokens(self, prompt: Prompt | None, model: str) -> tuple[int, ...]:
+        """The token ids of a prompt.
+
+        Raises:
+            InvalidRequest: it is absent, empty, too long or malformed.
+            UnknownModel: there is no such model.
+        """
+        check_prompt(prompt, self._limits)
+        return await _tokens_of(prompt, self._catalogue.named(model))
+
+    async def text(self, ids: Sequence[int], model: str, *, special_tokens: bool) -> str:
+        """The text of token ids.
+
+        Raises:
+            InvalidRequest: there are none, or too many.
+            UnknownModel: there is no such model.
+        """
+        check_ids(ids, self._limits)
+        return await asyncio.to_thread(
+            self._catalogue.named(model).tokenizer.decode, ids, special_tokens=special_tokens
+        )
+
+    def check_batch(self, requests: int) -> None:
+        """Raises InvalidRequest where a batch has so many requests that it is refused as a whole, or none."""
+        check_batch(requests, self._limits)
 
     def _sampling_of(self, request: Generation) -> SamplingParams:
         return SamplingParams(

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import cast
 
 import grpc
 
@@ -10,8 +11,9 @@ from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, Te
 from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.tenancy import Tenancy
+from octavo.errors import OctavoError
 from octavo.records import TokenLogprobs
-from octavo.status import Context
+from octavo.status import STATUS_OF, Context, shortened
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from octavo.wire import (
@@ -46,6 +48,31 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
                     yield event_to_wire(event)
         except TimeoutError as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+    async def GenerateBatch(
+        self, request: gateway_v1.GenerateBatchRequest, context: Context
+    ) -> AsyncGenerator[gateway_v1.GenerateBatchReply]:
+        """Serve several requests side by side."""
+        account = self._tenancy.account(context.invocation_metadata())
+        requests = [generation_from_wire(each) for each in request.requests]
+        events = self._dispatcher.generate_each(requests, context.time_remaining(), account)
+        async with aclosing(events):
+            async for at, event in events:
+                if isinstance(event, Exception):
+                    yield gateway_v1.GenerateBatchReply(index=at, failure=failure_to_wire(event))
+                else:
+                    yield gateway_v1.GenerateBatchReply(index=at, reply=event_to_wire(event))
+
+    async def Tokenize(self, request: gateway_v1.TokenizeRequest, context: Context) -> gateway_v1.TokenizeReply:
+        """Text or a conversation as token ids."""
+        self._tenancy.account(context.invocation_metadata())
+        return gateway_v1.TokenizeReply(ids=await self._dispatcher.tokens(_prompt_from_wire(request), request.model))
+
+    async def Detokenize(self, request: gateway_v1.DetokenizeRequest, context: Context) -> gateway_v1.DetokenizeReply:
+        """Token ids as text."""
+        self._tenancy.account(context.invocation_metadata())
+        text = await self._dispatcher.text(request.ids, request.model, special_tokens=request.show_special_tokens)
+        return gateway_v1.DetokenizeReply(text=text)
 
     async def ListModels(self, request: gateway_v1.ListModelsRequest, context: Context) -> gateway_v1.ListModelsReply:
         """The models that some worker serves now."""
@@ -90,6 +117,19 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
         )
 
 
+def failure_to_wire(error: OctavoError | TimeoutError) -> gateway_v1.Failure:
+    """What a request of a batch ended with, in the words that a call of its own would have ended with."""
+    if isinstance(error, TimeoutError):
+        return gateway_v1.Failure(code=_number(grpc.StatusCode.DEADLINE_EXCEEDED), message=str(error))
+    reason = type(error).__name__
+    return gateway_v1.Failure(code=_number(STATUS_OF[type(error)]), reason=reason, message=shortened(str(error)))
+
+
+def _number(code: grpc.StatusCode) -> int:
+    """The number that gRPC has for a status."""
+    return cast("tuple[int, str]", code.value)[0]
+
+
 def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
     """The request as a value; nothing is judged yet."""
     return Generation(
@@ -119,16 +159,14 @@ def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
     )
 
 
-def _prompt_from_wire(message: gateway_v1.GenerateRequest) -> Prompt | None:
-    match message.WhichOneof("prompt"):
-        case "text":
-            return TextPrompt(message.text)
-        case "chat":
-            return ChatPrompt(tuple(map(_turn_from_wire, message.chat.messages)), message.chat.tools)
-        case "tokens":
-            return TokenPrompt(tuple(message.tokens.ids))
-        case None:
-            return None
+def _prompt_from_wire(message: gateway_v1.GenerateRequest | gateway_v1.TokenizeRequest) -> Prompt | None:
+    if message.HasField("text"):
+        return TextPrompt(message.text)
+    if message.HasField("chat"):
+        return ChatPrompt(tuple(map(_turn_from_wire, message.chat.messages)), message.chat.tools)
+    if isinstance(message, gateway_v1.GenerateRequest) and message.HasField("tokens"):
+        return TokenPrompt(tuple(message.tokens.ids))
+    return None
 
 
 def _turn_from_wire(turn: gateway_v1.ChatMessage) -> ChatMessage:

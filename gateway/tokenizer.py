@@ -76,9 +76,9 @@ class Tokenizer:
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of all tokens, special ones left out."""
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int], *, special_tokens: bool = False) -> str:
+        """The text of all tokens, special ones left out unless asked for. Those that are not known have none."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=not special_tokens)
 
     def piece(self, token: int) -> bytes:
         """What a token stands for by itself: its bytes, a special token's name, nothing for one that is not known."""

@@ -146,12 +146,12 @@ async def _abort(context: Context, error: Exception, method: str) -> None:
         raise error
     if isinstance(error, errors.OctavoError):
         reason = ((REASON_KEY, type(error).__name__),)
-        await context.abort(STATUS_OF[type(error)], _shortened(str(error)), reason)
+        await context.abort(STATUS_OF[type(error)], shortened(str(error)), reason)
     log.error("call_failed", exc_info=error, extra={"method": method})
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; see the server's log")
 
 
-def _shortened(message: str) -> str:
+def shortened(message: str) -> str:
     """A message that a trailer can carry: of a longer one, its beginning and its end."""
     if len(message) <= MAX_MESSAGE_CHARACTERS:
         return message

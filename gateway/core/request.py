@@ -116,6 +116,7 @@ class Limits:
 
     max_samples: int = 64
     max_prompt_bytes: int = 4 << 20
+    max_batch_requests: int = 256
     max_stop_strings: int = 16
     max_stop_bytes: int = 1024
     """Of one stop string."""
@@ -128,10 +129,29 @@ def check_request(request: Generation, limits: Limits) -> None:
     Raises:
         InvalidRequest: naming the field, what it holds and what would do.
     """
-    _check_prompt(request.prompt, limits)
+    check_prompt(request.prompt, limits)
     _check_counts(request, limits)
     _check_sampling(request, limits)
     _check_stop(request, limits)
+
+
+def check_batch(requests: int, limits: Limits) -> None:
+    """Refuse a batch of no requests, or too many.
+
+    Raises:
+        InvalidRequest: with both numbers.
+    """
+    if not 1 <= requests <= limits.max_batch_requests:
+        raise InvalidRequest(f"requests: {requests}, wanted 1 to {limits.max_batch_requests}")
+
+
+def check_ids(ids: Sequence[int], limits: Limits) -> None:
+    """Refuse token ids that are too many to be a prompt, or none.
+
+    Raises:
+        InvalidRequest: with both numbers.
+    """
+    _check_bytes("ids", 4 * len(ids), limits)
 
 
 def check_vocabulary(prompt: Sequence[int], request: Generation, vocab_size: int) -> None:
@@ -151,7 +171,12 @@ def check_vocabulary(prompt: Sequence[int], request: Generation, vocab_size: int
             raise InvalidRequest(f"{name}[{at}]: {token}, vocabulary has {vocab_size}")
 
 
-def _check_prompt(prompt: Prompt | None, limits: Limits) -> None:
+def check_prompt(prompt: Prompt | None, limits: Limits) -> None:
+    """Refuse a prompt that is absent, empty, too long or malformed.
+
+    Raises:
+        InvalidRequest: naming the field, what it holds and what would do.
+    """
     match prompt:
         case None:
             raise InvalidRequest("prompt: absent, wanted text, chat or tokens")

@@ -40,6 +40,21 @@ class InferenceStub:
                 request_serializer=octavo_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_gateway__pb2.GenerateReply.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/octavo.v1.Inference/GenerateBatch',
+                request_serializer=octavo_dot_v1_dot_gateway__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_gateway__pb2.GenerateBatchReply.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/octavo.v1.Inference/Tokenize',
+                request_serializer=octavo_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_gateway__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/octavo.v1.Inference/Detokenize',
+                request_serializer=octavo_dot_v1_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_gateway__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/octavo.v1.Inference/ListModels',
                 request_serializer=octavo_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
@@ -63,6 +78,29 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Started, then deltas and one `finished` per sample, then usage.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request, context):
+        """Several requests in one call, each served as by Generate. Replies come as they are made, in any order of requests; of
+        one request in Generate's. A request that fails leaves the others alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
+        with which ones a model wrote it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -96,6 +134,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=octavo_dot_v1_dot_gateway__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_gateway__pb2.GenerateReply.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=octavo_dot_v1_dot_gateway__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_gateway__pb2.GenerateBatchReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=octavo_dot_v1_dot_gateway__pb2.TokenizeRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_gateway__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=octavo_dot_v1_dot_gateway__pb2.DetokenizeRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_gateway__pb2.DetokenizeReply.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -141,6 +194,87 @@ class Inference:
             '/octavo.v1.Inference/Generate',
             octavo_dot_v1_dot_gateway__pb2.GenerateRequest.SerializeToString,
             octavo_dot_v1_dot_gateway__pb2.GenerateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.Inference/GenerateBatch',
+            octavo_dot_v1_dot_gateway__pb2.GenerateBatchRequest.SerializeToString,
+            octavo_dot_v1_dot_gateway__pb2.GenerateBatchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Inference/Tokenize',
+            octavo_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
+            octavo_dot_v1_dot_gateway__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Inference/Detokenize',
+            octavo_dot_v1_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+            octavo_dot_v1_dot_gateway__pb2.DetokenizeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,16 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateReply]
     """Started, then deltas and one `finished` per sample, then usage."""
+    GenerateBatch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.GenerateBatchRequest, _gateway_pb2.GenerateBatchReply]
+    """Several requests in one call, each served as by Generate. Replies come as they are made, in any order of requests; of
+    one request in Generate's. A request that fails leaves the others alone.
+    """
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeReply]
+    """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
+    with which ones a model wrote it.
+    """
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeReply]
+    """The text of token ids."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsReply]
     """The models that some worker serves now."""
     Explain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainReply]
@@ -49,6 +59,16 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateReply]  # type: ignore[assignment]
     """Started, then deltas and one `finished` per sample, then usage."""
+    GenerateBatch: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateBatchRequest, _gateway_pb2.GenerateBatchReply]  # type: ignore[assignment]
+    """Several requests in one call, each served as by Generate. Replies come as they are made, in any order of requests; of
+    one request in Generate's. A request that fails leaves the others alone.
+    """
+    Tokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeReply]  # type: ignore[assignment]
+    """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
+    with which ones a model wrote it.
+    """
+    Detokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeReply]  # type: ignore[assignment]
+    """The text of token ids."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that some worker serves now."""
     Explain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainReply]  # type: ignore[assignment]
@@ -66,6 +86,34 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.GenerateReply], _abc.AsyncIterator[_gateway_pb2.GenerateReply]]:
         """Started, then deltas and one `finished` per sample, then usage."""
+
+    @_abc_1.abstractmethod
+    def GenerateBatch(
+        self,
+        request: _gateway_pb2.GenerateBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.GenerateBatchReply], _abc.AsyncIterator[_gateway_pb2.GenerateBatchReply]]:
+        """Several requests in one call, each served as by Generate. Replies come as they are made, in any order of requests; of
+        one request in Generate's. A request that fails leaves the others alone.
+        """
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _gateway_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.TokenizeReply, _abc.Awaitable[_gateway_pb2.TokenizeReply]]:
+        """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
+        with which ones a model wrote it.
+        """
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _gateway_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.DetokenizeReply, _abc.Awaitable[_gateway_pb2.DetokenizeReply]]:
+        """The text of token ids."""
 
     @_abc_1.abstractmethod
     def ListModels(

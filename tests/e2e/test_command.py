@@ -126,7 +126,7 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
         up.press_ctrl_c()
         code = await up.ends()
 
-    assert len(set(pids)) == 4 + 1
+    assert len(set(pids)) == 4 + 2, "redis twice, and one that renders the chat template"
     await all_gone(pids)
     assert left_in(tmp_path) == []
     assert code == 0

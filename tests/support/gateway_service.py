@@ -12,6 +12,7 @@ import grpc
 from gateway.bounds import Bounds
 from gateway.catalogue import ServedModel
 from gateway.client import AsyncClient
+from gateway.core.retries import NEVER
 from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
@@ -84,7 +85,7 @@ async def gateway(
         Workers() as workers,
         PromptExplainer([fleet.manager.address]) as explainer,
         open_channel(address) as channel,
-        AsyncClient(address) as client,
+        AsyncClient(address, retries=NEVER) as client,
     ):
         dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
         known = tenancy or Tenancy()

@@ -21,7 +21,7 @@ seconds = st.floats(allow_nan=False)
 prompts = st.one_of(
     st.none(),
     words.map(TextPrompt),
-    st.lists(st.builds(ChatMessage, words, words), max_size=3).map(lambda turns: ChatPrompt(tuple(turns))),
+    st.builds(ChatPrompt, st.lists(st.builds(ChatMessage, *[words] * 5), max_size=3).map(tuple), words),
     st.lists(counts, max_size=5).map(lambda ids: TokenPrompt(tuple(ids))),
 )
 generations = st.builds(
