@@ -7,18 +7,17 @@ import logging
 import sys
 import time
 from dataclasses import replace
+from importlib import import_module
 
 from cache_manager.allowances import PLAIN_LRU, SEGMENTED, EvictionSettings, require_floors_fit
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.metrics import ManagerMetrics
-from cache_manager.redis_mirror import RedisMirror
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer, Now
 from cache_manager.settings import CacheManagerSettings
 from octavo import settings, telemetry
 from octavo.metrics import metrics_endpoint
 from octavo.pool_part import parse_pool_part
-from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.tenants import read_tenants
 from octavo.transport import Transport
@@ -41,7 +40,6 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transp
         eviction=eviction,
         audit_every_exchange=config.audit,
     )
-    mirror = RedisMirror(open_client(config.redis_url), changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
     service = Service(config.listen, [SERVICE_NAME], transport=transport, internal=True)
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
     gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then
@@ -49,14 +47,13 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transp
         await service.start()
         background = [
             tasks.create_task(keep_leases(manager, now, config.lease_seconds)),
-            tasks.create_task(mirror.run()),
+            tasks.create_task(keep_mirror(changes, config)),
         ]
         await service.until_asked_to_stop()
         await leave(manager, config.grace_seconds)
         await service.stop(grace_seconds=1.0)
         for task in background:
             task.cancel()
-    await mirror.close()
 
 
 def eviction_of(config: CacheManagerSettings) -> EvictionSettings:
@@ -78,6 +75,22 @@ async def keep_leases(manager: Manager, now: Now, lease_seconds: float) -> None:
         expiry = manager.next_expiry()
         await asyncio.sleep(lease_seconds if expiry is None else max(0.0, expiry - now()))
         manager.expire(now())
+
+
+async def keep_mirror(changes: ChangeQueue, config: CacheManagerSettings) -> None:
+    """Bring to Redis what the queue says, until cancelled; then its last words.
+
+    The library for Redis takes a fifth of a second to load, for which no worker needs to wait.
+    """
+    await asyncio.to_thread(import_module, "cache_manager.redis_mirror")
+    from cache_manager.redis_mirror import RedisMirror
+    from octavo.redis_client import open_client
+
+    mirror = RedisMirror(open_client(config.redis_url), changes, ttl_seconds=TTL_LEASES * config.lease_seconds)
+    try:
+        await mirror.run()
+    finally:
+        await mirror.close()
 
 
 async def leave(manager: Manager, grace_seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Run one gRPC service: port, health, reflection, SIGTERM -> not ready -> drain -> stop. And open channels.
 
 The channel and server settings are the ones that were seen to work: a frozen peer is found by HTTP/2 pings within
-two seconds (gRPC's keepalive time-out does nothing in Python), and reconnecting backs off 100 to 500 ms.
+two seconds (gRPC's keepalive time-out does nothing in Python), and reconnecting backs off 100 to 200 ms.
 
     python -m octavo.service probe HOST:PORT      exits 0 when the service there is ready
 """
@@ -52,7 +52,7 @@ CHANNEL_OPTIONS = [
     *_SIZES,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 200),
 ]
 
 

@@ -5,7 +5,8 @@
 
 A worker begins with a manager that its id picks, so that a fleet spreads over the managers. One that leaves or cannot
 be reached is given up for the next; one that only says that the epoch is over is asked again first. After each round
-through the list there is a pause of 100 to 500 ms, drawn anew, so that workers do not come back in step.
+through the list there is a pause of 100 to 500 ms, drawn anew and short at first, so that workers come back soon and,
+when that takes longer, not in step.
 
 The lease: the manager wants to hear from the worker before it runs out (`renewal_in`). When it has run out, the manager
 has given the worker up, and so may have the gateways (`is_cut_off`).
@@ -27,6 +28,8 @@ log = logging.getLogger("octavo.worker.attendance")
 
 _LEAST_PAUSE_SECONDS = 0.1
 _PAUSE_SPREAD_SECONDS = 0.4
+_SPREADING_TRIES = 8
+"""Until pauses differ as far as they may: a manager that is started again is there in less than a second."""
 
 Draw = Callable[[], float]
 """A random number in [0, 1)."""
@@ -108,8 +111,10 @@ class Attendance:
         while not await self._try(registration, holder):
             tries += 1
             self._at = (self._at + 1) % len(self._managers)
-            if tries % len(self._managers) == 0:
-                await asyncio.sleep(_LEAST_PAUSE_SECONDS + _PAUSE_SPREAD_SECONDS * self._draw())
+            rounds, left = divmod(tries, len(self._managers))
+            if not left:
+                spread = _PAUSE_SPREAD_SECONDS * min(1.0, rounds / _SPREADING_TRIES)
+                await asyncio.sleep(_LEAST_PAUSE_SECONDS + spread * self._draw())
 
     async def _try(self, registration: Registration, holder: Holder) -> bool:
         """Whether the manager whose turn it is has taken the worker in."""

@@ -224,6 +224,6 @@ async def test_after_each_round_through_the_managers_it_waits_100_to_500_ms(monk
     holder = Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
     await Attendance(managers, draw=lambda: next(draws)).join(REGISTRATION, holder, lambda: None)
 
-    assert pauses == [0.1, pytest.approx(0.3), 0.5]
+    assert pauses == [0.1, pytest.approx(0.15), pytest.approx(0.25)]
     assert [len(manager.registrations) for manager in managers] == [1, 0]
     assert managers[0].tries == 3
