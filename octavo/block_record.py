@@ -4,8 +4,8 @@
     ‖ 8 bytes tenant on whose account it is, zeros for nobody ‖ u32 retain_seconds of the request that published it
 
 Little-endian, of one size within a pool. The manager writes records into its grants and reads them from an inventory; a
-worker keeps them by block and looks at nothing but the first number. A fact about a block that must survive its manager
-is added here.
+worker keeps them by block, and finds by all but the first number and the last two facts which block a prompt would hit
+next (`find_key`). A fact about a block that must survive its manager is added here.
 """
 
 from collections.abc import Iterator
@@ -45,6 +45,16 @@ def record_parts(
 ) -> tuple[bytes, ...]:
     """What makes a record when it is joined. `parent` is NO_BLOCK for the first block of a chain."""
     return _pack_head(block, parent), root, tokens, claim
+
+
+def find_key(parent: BlockId, root: BlockHash, tokens: bytes) -> bytes:
+    """By what a block is found: the part of its record that says where it stands and what it holds."""
+    return _BLOCK.pack(parent) + root + tokens
+
+
+def find_key_of(record: bytes) -> bytes:
+    """The same, of a record that is there."""
+    return record[_BLOCK.size : -_CLAIM.size]
 
 
 def split_records(field: str, raw: bytes, block_size: int) -> Iterator[tuple[BlockId, bytes]]:

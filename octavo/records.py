@@ -255,7 +255,7 @@ class Exchange:
     finished: tuple[SequenceId, ...] = ()
     attaches: tuple[Attach, ...] = ()
     reserves: tuple[Reservation, ...] = ()
-    """Oldest sequence first. For a sequence attached in the same exchange the count ends at its last token."""
+    """Whom to serve first, first. For a sequence attached in the same exchange the count ends at its last token."""
     load: WorkerLoad = field(default_factory=WorkerLoad)
     draining: bool = False
 

@@ -46,7 +46,12 @@ async def serve(config: WorkerSettings) -> None:
         max_waiting=config.max_waiting,
     )
     engine = Engine(
-        scheduler, runner, attendance, set_ready=service.set_ready, max_unread_reports=config.max_unread_reports
+        scheduler,
+        runner,
+        attendance,
+        set_ready=service.set_ready,
+        max_unread_reports=config.max_unread_reports,
+        overlap=config.overlap,
     )
     add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
     port = await service.start(ready=False)

@@ -1,7 +1,9 @@
-"""The worker's loop: plan, exchange (if need be, until the manager and the scheduler agree), execute, apply, report.
+"""The worker's loop: the model computes a step while the manager is asked what the next one needs.
 
-One task runs the loop. Submissions and cancels are plain calls on the same event loop; they fall between two awaits of
-it and take effect with the next plan, so there are no locks. The model runs in a thread, one step at a time.
+One task runs the loop. Each turn of it begins a step, if none runs and somebody has room for one; tells the gateways
+what the last step said, which so delays no step; asks the manager, if there is something to tell or to ask; and then
+waits for the step, the grant or a call. Submissions and cancels are plain calls on the same event loop; they fall
+between two turns, so there are no locks. The model runs in a thread, one step at a time.
 
 What keeps every request alive:
 - An exchange is made when there is something to tell or to ask (worker/core/tables.py), and at the latest a third of
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.errors import Draining, OctavoError
-from octavo.records import Exchange, Refusal, Registration, StepReport, Submission
+from octavo.records import Grant, Refusal, Registration, StepReport, Submission
 from worker.attendance import Attendance, InventoryRefused, ManagerLost
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
@@ -33,9 +35,6 @@ log = logging.getLogger("octavo.worker.engine")
 
 FLUSH_SECONDS = 2.0
 """For the last exchange of a drained worker."""
-
-LOOK_SECONDS = 1.0
-"""During a long step without a manager, from look to look whether there is one."""
 
 
 @dataclass(slots=True)
@@ -50,6 +49,10 @@ class EngineCounts:
     """That raised."""
     lost_managers: int = 0
     """Times that the cache manager was away, or ended the epoch; tries to come back not counted."""
+    step_seconds: float = 0.0
+    """In which a step ran."""
+    wait_seconds: float = 0.0
+    """In which none did, though there was work, since an answer of the cache manager was not there yet."""
 
 
 class StepRunner(Protocol):
@@ -71,13 +74,19 @@ class Engine:
         *,
         set_ready: Callable[[bool], Awaitable[None]],
         max_unread_reports: int = 1024,
+        overlap: bool = True,
     ) -> None:
-        """`set_ready` is told whether new requests are welcome."""
+        """`set_ready` is told whether new requests are welcome. Without `overlap` steps and exchanges take turns."""
         self._scheduler = scheduler
         self._runner = runner
         self._attendance = attendance
         self._set_ready = set_ready
         self._max_unread_reports = max_unread_reports
+        self._overlap = overlap
+        self._step: asyncio.Future[StepResult] | None = None
+        self._step_began = 0.0
+        self._exchange: asyncio.Task[Grant] | None = None
+        self._unpublished: list[dict[GatewayKey, StepReport]] = []
         self._outboxes: dict[GatewayKey, Outbox] = {}
         self._keys = itertools.count(1)
         self._woken = asyncio.Event()
@@ -126,18 +135,17 @@ class Engine:
 
     async def run(self, registration: Registration) -> None:
         """Serve until cancelled. Raises the manager's OctavoError if it will not have this worker at all."""
-        while True:
-            try:
-                await self._join(registration)
-                await self._set_ready(not self._draining)
-                await self._attend()
-            except ManagerLost as loss:
-                self.counts.lost_managers += 1
-                if loss.books_in_doubt:
-                    self._scheduler.preempt_all()
-                else:
-                    self._scheduler.lost()
-            await self._set_ready(False)
+        try:
+            while True:
+                try:
+                    await self._join(registration)
+                    await self._set_ready(not self._draining)
+                    await self._attend()
+                except ManagerLost as loss:
+                    await self._lose_manager(loss)
+                await self._set_ready(False)
+        finally:
+            await self._leave_nothing_running()
 
     async def drain(self, grace_seconds: float) -> None:
         """Take nothing new, let what runs finish within the grace, refuse the rest, tell the manager, end streams."""
@@ -167,100 +175,144 @@ class Engine:
         """Find a manager; meanwhile, go on with what needs none."""
         while True:
             joining = asyncio.create_task(self._attendance.join(registration, self._scheduler, self._wake))
+            joining.add_done_callback(self._look)
             try:
                 while not joining.done():
-                    await self._step_alone(joining)
+                    await self._turn_alone()
                 return await joining
             except InventoryRefused as error:
                 log.error("inventory_refused", extra={"epoch": self._attendance.epoch, "reason": str(error)})
-                self._scheduler.preempt_all()
+                await self._start_over()
             finally:
                 joining.cancel()
                 await asyncio.wait({joining})
 
-    async def _step_alone(self, joining: asyncio.Task[None]) -> None:
+    async def _turn_alone(self) -> None:
         """A step that no manager need know of, or the wait for something to do."""
         self._woken.clear()
-        plan = self._scheduler.plan_alone()
-        if plan.chunks:
-            await self._execute(plan)
-            return
+        await self._end_step()
+        self._begin_step()
+        self._publish_all()
         if not self._scheduler.busy:
             self._at_rest.set()
-        waking = asyncio.create_task(self._woken.wait())
-        await asyncio.wait({joining, waking}, return_when=asyncio.FIRST_COMPLETED)
-        waking.cancel()
+        await self._woken.wait()
+
+    async def _lose_manager(self, loss: ManagerLost) -> None:
+        self.counts.lost_managers += 1
+        self._scheduler.lost()
+        if loss.books_in_doubt:
+            await self._start_over()
+
+    async def _start_over(self) -> None:
+        """The books are lost, and with them what stands in the pool."""
+        if self._step is not None:
+            await asyncio.wait({self._step})
+            await self._end_step()
+        self._scheduler.preempt_all()
+
+    async def _leave_nothing_running(self) -> None:
+        """However the loop ends, its thread has ended before."""
+        if self._exchange is not None:
+            self._exchange.cancel()
+        if running := {future for future in (self._step, self._exchange) if future is not None}:
+            await asyncio.wait(running)
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
     async def _attend(self) -> None:
-        """Step after step, until the manager is lost."""
+        """Turn after turn, until the manager is lost."""
         while True:
             self._woken.clear()
-            await self._run_step()
-            if not self._scheduler.has_news:
-                self._at_rest.set()
-                await self._sleep()
+            self._take_grant()
+            await self._end_step()
+            before = self._scheduler.preemptions
+            if not self._overlap:
+                self._ask()
+            self._begin_step()
+            self._publish_all()
+            if self._overlap:
+                self._ask()
+            if preempted := self._scheduler.preemptions - before:
+                log.info("sequences_preempted", extra={"sequences": preempted, "step": self._attendance.step})
+            await self._wait()
 
-    async def _run_step(self) -> None:
-        before, plan = self._scheduler.preemptions, self._plan()
-        while isinstance(plan, Exchange):
-            plan = self._scheduler.granted(await self._attendance.exchange(plan)) or self._plan()
-        if preempted := self._scheduler.preemptions - before:
-            log.info("sequences_preempted", extra={"sequences": preempted, "step": self._attendance.step})
-        if plan.chunks:
-            await self._execute(plan)
-
-    def _plan(self) -> Exchange | StepPlan:
-        return self._scheduler.plan(self._attendance.epoch, self._attendance.step + 1)
-
-    async def _execute(self, plan: StepPlan) -> None:
-        """Run the step, take its result in and tell the gateways; then raise ManagerLost if that happened meanwhile."""
+    def _begin_step(self) -> None:
+        """Let the model run, if it does not, and somebody has room for a step."""
+        if self._step is not None or (self._exchange is not None and not self._overlap):
+            return
+        plan = self._scheduler.plan_step()
+        if not plan.chunks:
+            return
         self.counts.steps += 1
         self.counts.computed_tokens += sum(len(chunk.tokens) for chunk in plan.chunks)
-        running = asyncio.create_task(asyncio.to_thread(self._runner.execute, plan))
-        loss: ManagerLost | None = None
-        try:
-            while not running.done():
-                wait = self._attendance.renewal_in
-                await asyncio.wait({running}, timeout=LOOK_SECONDS if wait is None else wait)
-                if loss is None and self._attendance.renewal_in == 0:
-                    loss = await self._renew()
-        finally:
-            await asyncio.wait({running})  # however this ends, the thread has ended before
-        self._publish(self._outcome(running, plan))
-        if loss is not None:
-            raise loss
+        loop = asyncio.get_running_loop()
+        self._step_began = loop.time()
+        self._step = loop.run_in_executor(None, self._runner.execute, plan)
+        self._step.add_done_callback(self._look)
 
-    def _outcome(self, step: asyncio.Task[StepResult], plan: StepPlan) -> dict[GatewayKey, StepReport]:
+    async def _end_step(self) -> None:
+        """Take in what the step has said, if it is over."""
+        step = self._step
+        if step is None or not step.done():
+            return
+        if step.exception() is not None and self._exchange is not None:
+            await asyncio.wait({self._exchange})  # whoever it brings in is to start anew with all others
+            self._take_grant()
+        self._step = None
+        self.counts.step_seconds += asyncio.get_running_loop().time() - self._step_began
+        self._unpublished.append(self._outcome(step))
+
+    def _outcome(self, step: asyncio.Future[StepResult]) -> dict[GatewayKey, StepReport]:
         failure = step.exception()
         if failure is None:
             return self._scheduler.apply(step.result())
         self.counts.failed_steps += 1
-        log.error("step_failed", exc_info=failure, extra={"sequences": len(plan.chunks)})
+        log.error("step_failed", exc_info=failure)
         return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
 
-    async def _renew(self) -> ManagerLost | None:
-        """Make an exchange for the lease's sake. Returns the loss of the manager, if that is what comes of it."""
-        heartbeat = self._scheduler.heartbeat(self._attendance.epoch, self._attendance.step + 1)
-        try:
-            self._scheduler.renewed(await self._attendance.exchange(heartbeat))
-        except ManagerLost as loss:
-            return loss
-        return None
+    def _ask(self) -> None:
+        """Begin an exchange, if none is under way and there is reason for one."""
+        renew = self._attendance.renewal_in == 0
+        if self._exchange is not None or (self._step is not None and not self._overlap and not renew):
+            return
+        exchange = self._scheduler.ask(self._attendance.epoch, self._attendance.step + 1, renew=renew)
+        if exchange is not None:
+            self._exchange = asyncio.create_task(self._attendance.exchange(exchange))
+            self._exchange.add_done_callback(self._look)
 
-    async def _sleep(self) -> None:
-        """Until somebody calls, or the lease wants to be renewed."""
-        try:
-            async with asyncio.timeout(self._attendance.renewal_in):
+    def _take_grant(self) -> None:
+        """Follow the grant, if it is there. Raises ManagerLost if there is none to come."""
+        exchange = self._exchange
+        if exchange is not None and exchange.done():
+            self._exchange = None
+            self._scheduler.granted(exchange.result())
+
+    async def _wait(self) -> None:
+        """Until a step or an exchange is over, somebody calls, or the lease wants to be renewed."""
+        idle = self._step is None and not self._scheduler.has_news
+        if idle and self._exchange is None:
+            self._at_rest.set()
+        waits_for_grant = self._step is None and self._exchange is not None and self._scheduler.busy
+        began = asyncio.get_running_loop().time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._attendance.renewal_in if self._exchange is None else None):
                 await self._woken.wait()
-        except TimeoutError:
-            if (loss := await self._renew()) is not None:
-                raise loss from None
+        if waits_for_grant:
+            self.counts.wait_seconds += asyncio.get_running_loop().time() - began
+
+    def _look(self, _: object) -> None:
+        """Something is over."""
+        self._woken.set()
 
     def _wake(self) -> None:
         self._at_rest.clear()
         self._woken.set()
+
+    def _publish_all(self) -> None:
+        """Tell the gateways what the last steps have said."""
+        unpublished, self._unpublished = self._unpublished, []
+        for reports in unpublished:
+            self._publish(reports)
 
     def _publish(self, reports: dict[GatewayKey, StepReport]) -> None:
         for key, report in reports.items():

@@ -27,6 +27,12 @@ class WorkerMetrics(Collector):
         yield CounterMetricFamily(
             "octavo_lost_managers", "Times that the cache manager was away, or ended the epoch.", counts.lost_managers
         )
+        yield CounterMetricFamily("octavo_step_seconds", "In which a step ran.", counts.step_seconds)
+        yield CounterMetricFamily(
+            "octavo_wait_seconds",
+            "In which no step ran, though there was work, for want of an answer of the cache manager.",
+            counts.wait_seconds,
+        )
         yield CounterMetricFamily("octavo_prompt_tokens", "Of prompts, each counted once.", load.prompt_tokens)
         yield CounterMetricFamily(
             "octavo_cached_tokens", "Of the prompt tokens, those found in published blocks.", load.cached_tokens

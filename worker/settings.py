@@ -53,6 +53,11 @@ class WorkerSettings(ServiceSettings):
     max_unread_reports: int = Field(
         default=1024, ge=1, description="steps a gateway may lag behind before its stream is ended"
     )
+    overlap: bool = Field(
+        default=True,
+        description="ask the cache manager for a step while the one before runs; false: in between, as one looks for "
+        "an error",
+    )
     exchange_seconds: float = Field(
         default=5.0, gt=0, description="seconds without an answer after which the cache manager counts as lost"
     )

@@ -293,7 +293,7 @@ class Exchange(_message.Message):
     finished: _builtins.bytes
     """u32: sequence"""
     reserves: _builtins.bytes
-    """u32 pairs: sequence, positions wanted after its length; oldest sequence first"""
+    """u32 pairs: sequence, positions wanted after its length; whom to serve first, first"""
     draining: _builtins.bool
     """the worker takes no new requests"""
     @_builtins.property

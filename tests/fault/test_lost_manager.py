@@ -27,6 +27,7 @@ from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.manager_service import manager_process, until
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scheduling import submission
+from tests.support.turnstile import Turnstile
 from tests.support.worker_service import GatewayStandIn, worker_service
 from worker.cache_client import AttendClient
 
@@ -44,15 +45,12 @@ class Worker:
         self.name = WorkerId(name)
         self.runner = FunctionRunner(pool)
         self.streams = streams
-        self._awaited = 0
-        self._reached = asyncio.Event()
+        self._turnstile = Turnstile(self.runner)
         self._gateway: GatewayStandIn | None = None
 
     @asynccontextmanager
     async def at_work(self, managers: Sequence[Process]) -> AsyncGenerator[None]:
         clients = [AttendClient(manager.address, deadline_seconds=30) for manager in managers]
-        loop = asyncio.get_running_loop()
-        self.runner.before_step = lambda _: loop.call_soon_threadsafe(self._look)
         async with worker_service(POOL, self.runner, *clients, worker_id=self.name, max_running=STREAMS) as service:
             self._gateway = service.gateway()
             for stream in self.streams:
@@ -60,18 +58,15 @@ class Worker:
             yield
 
     async def has_done(self, steps: int) -> None:
-        """Return when so many steps more have begun."""
-        self._awaited = len(self.runner.steps) + steps
-        self._reached.clear()
-        await asyncio.wait_for(self._reached.wait(), 60)
-
-    def _look(self) -> None:
-        if len(self.runner.steps) >= self._awaited:
-            self._reached.set()
+        """Return when so many steps more have begun. As many may follow, and no more than that."""
+        begun = self._turnstile.waiting
+        self._turnstile.let_through(2 * steps)
+        await self._turnstile.until_waiting(begun + steps)
 
     async def ended_right(self) -> None:
         """Every stream has its tokens, and none of them was computed twice."""
         assert self._gateway is not None
+        self._turnstile.let_through(100 * OUTPUT)
         await self._gateway.until_ended(*self.streams)
         for stream in self.streams:
             text = self._gateway.heard.of(stream.request).tokens[0]

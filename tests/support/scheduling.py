@@ -73,7 +73,11 @@ class Gateways:
 
 
 class World:
-    """Drives steps by hand and checks everything after each."""
+    """Drives steps by hand and checks everything after each.
+
+    Unless it overlaps, a step is planned when nothing is left to tell or to ask. If it does, a step is planned as soon
+    as somebody has room, and the exchange is made while it runs.
+    """
 
     def __init__(
         self,
@@ -83,8 +87,10 @@ class World:
         max_waiting: int = 1000,
         min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
         model: Model = next_token,
+        overlap: bool = False,
         **pool: Any,
     ) -> None:
+        self.overlap = overlap
         self.spec = books.pool_spec(**pool)
         self.max_step_tokens = max_step_tokens
         self.min_copy_tokens = min_copy_tokens
@@ -95,11 +101,15 @@ class World:
         self.gateways = Gateways()
         self.submissions: dict[int, Submission] = {}
         self.exchanges: list[tuple[Exchange, Grant]] = []
+        self.rounds_before_step = 0
+        """How many of them were over when the last step was planned."""
         self.reports: list[StepReport] = []
         self.in_flight: Callable[[], None] = lambda: None
         """Called while an exchange is under way."""
         self.in_step: Callable[[], None] = lambda: None
         """Called while a step runs."""
+        self.late_grants = False
+        """Grants come after the step under way has ended."""
         self.open_books()
 
     def open_books(self) -> None:
@@ -119,14 +129,14 @@ class World:
     def lose_the_manager(self) -> None:
         self.scheduler.preempt_all()
         self.open_books()
+        self.scheduler.joined(NEVER_RESET)
 
     def hear_no_answer(self) -> None:
         """The manager takes an exchange in and dies with it, if there is something to tell or ask."""
-        exchange = self.scheduler.plan(EPOCH, self._step + 1)
-        if isinstance(exchange, StepPlan):
-            self._finish(exchange)
-        else:
+        plan = self.scheduler.plan_step() if self.overlap else StepPlan(())
+        if (exchange := self.scheduler.ask(EPOCH, self._step + 1)) is not None:
             self.ledger.apply(exchange)
+        self._finish(plan)
 
     def recover(self, *, alone: int = 0, opening: Callable[[], None] = lambda: None) -> None:
         """Another manager opens the books again, after so many steps without one. `opening` is called meanwhile."""
@@ -134,13 +144,13 @@ class World:
         self.scheduler.lost()
         self.scheduler.check()
         for _ in range(alone):
-            self._finish(self.scheduler.plan_alone())
+            self._finish(self.scheduler.plan_step())
         restoration = Restoration(self.spec)
         for part in self.scheduler.inventory():
             restoration.add(part)
         opening()
         for _ in restoration.steps():
-            self._finish(self.scheduler.plan_alone())
+            self._finish(self.scheduler.plan_step())
         self.open_books()
         self.ledger = restoration.open(EPOCH, told, min_copy_tokens=self.min_copy_tokens)
         if wanted > told:  # a reset that the worker had not heard of
@@ -150,21 +160,31 @@ class World:
         self.ledger.check()
         assert self.scheduler.preemptions == preempted
 
-    def exchange(self) -> StepPlan | None:
-        """One round with the ledger, unless the step needs none."""
-        exchange = self.scheduler.plan(EPOCH, self._step + 1)
-        if isinstance(exchange, StepPlan):
-            return exchange
+    def ask(self) -> Grant | None:
+        """The manager's answer, if it is to be asked or told anything."""
+        exchange = self.scheduler.ask(EPOCH, self._step + 1)
+        if exchange is None:
+            return None
         self._step += 1
         grant = self.ledger.apply(exchange)
-        self.told_cache_epoch = grant.cache_epoch
+        self.ledger.check()
         self.exchanges.append((exchange, grant))
         self.check_waits(grant)
         self.in_flight()
-        plan = self.scheduler.granted(grant)
-        self.ledger.check()
-        self.scheduler.check()
-        return plan
+        return grant
+
+    def take(self, grant: Grant | None) -> None:
+        """The answer comes."""
+        if grant is not None:
+            self.told_cache_epoch = grant.cache_epoch
+            self.scheduler.granted(grant)
+            self.scheduler.check()
+
+    def exchange(self) -> bool:
+        """One round with the ledger, unless there is nothing to tell or to ask."""
+        grant = self.ask()
+        self.take(grant)
+        return grant is not None
 
     def check_waits(self, grant: Grant) -> None:
         """Who waits is not in the books, its leader is, and nobody is told the same twice: it was asked too soon."""
@@ -175,20 +195,26 @@ class World:
             assert wait not in self.waits, wait
             self.waits.add(wait)
 
-    def ask(self) -> StepPlan:
-        """Rounds until the manager and the scheduler agree on a step."""
+    def plan(self) -> StepPlan:
+        """A step, after rounds until the manager and the scheduler agree, unless somebody could run before."""
+        plan = self.scheduler.plan_step() if self.overlap else StepPlan(())
         for _ in range(1000):
-            plan = self.exchange()
-            if plan is not None:
-                return plan
+            if plan.chunks or not self.exchange():
+                return plan if plan.chunks else self.scheduler.plan_step()
         raise AssertionError("asked again and again")
 
     def step(self) -> StepPlan:
-        """One whole step."""
-        plan = self.ask()
+        """One whole step, with the exchange beside it."""
+        plan = self.plan()
+        self.rounds_before_step = len(self.exchanges)
         for chunk in plan.chunks:
-            assert tuple(chunk.table) == self.ledger.blocks(chunk.sequence)
+            assert chunk.table == self.ledger.blocks(chunk.sequence)
+        grant = self.ask() if self.overlap and plan.chunks else None
+        if not self.late_grants:
+            self.take(grant)
         self._finish(plan)
+        if self.late_grants:
+            self.take(grant)
         return plan
 
     def _finish(self, plan: StepPlan) -> None:

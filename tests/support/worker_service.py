@@ -158,6 +158,7 @@ async def worker_service(
     *clients: CacheClient,
     worker_id: WorkerId = WORKER_ID,
     max_unread_reports: int = 1024,
+    overlap: bool = True,
     **limits: int,
 ) -> AsyncGenerator[WorkerService]:
     """A worker whose model is `runner`, for the time of the context."""
@@ -169,7 +170,9 @@ async def worker_service(
         ready.append(welcome)
 
     attendance = Attendance(clients, draw=lambda: 0.0)
-    engine = Engine(scheduler, runner, attendance, set_ready=set_ready, max_unread_reports=max_unread_reports)
+    engine = Engine(
+        scheduler, runner, attendance, set_ready=set_ready, max_unread_reports=max_unread_reports, overlap=overlap
+    )
     v1_grpc.add_WorkerServicer_to_server(WorkerServicer(engine), service.server)
     port = await service.start(ready=False)
     registration = Registration(worker_id=worker_id, incarnation=Incarnation(7), address=f"127.0.0.1:{port}", pool=pool)

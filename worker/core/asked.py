@@ -1,4 +1,4 @@
-"""What the exchange under way asks for, and what of it the grant has not met."""
+"""What an exchange under way asks for."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -6,16 +6,13 @@ from dataclasses import dataclass, field
 from octavo.ids import SequenceId
 from octavo.records import Attach, Reservation
 from worker.core.sequence import Sequence
-from worker.core.shares import Share
 from worker.core.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One plan."""
+    """One exchange's questions."""
 
-    shares: list[Share] = field(default_factory=list[Share])
-    """Of the step that is to come, also of those who need nothing for theirs."""
     children: list[Sequence] = field(default_factory=list[Sequence])
     """To be forked."""
     attached: list[Sequence] = field(default_factory=list[Sequence])
@@ -30,18 +27,22 @@ class Asked:
         """Whose reserve was met."""
         return (wish.sequence for wish in self.reserves if wish.sequence not in unmet)
 
-    def shortage(self, unmet: Container[SequenceId], block_size: int) -> int:
-        """About how many blocks are missing for the unmet reserves of those that still run."""
-        short = (share.sequence for share in self.shares if share.sequence.id in unmet)
-        return sum(max(1, sequence.growth(block_size)) for sequence in short if not sequence.ended)
+    def short(self, unmet: Container[SequenceId]) -> list[SequenceId]:
+        """Whose reserve was not."""
+        return [wish.sequence for wish in self.reserves if wish.sequence in unmet]
 
-    def granted(self, tables: Tables) -> list[Share]:
-        """The shares of those who have a table."""
-        return [share for share in self.shares if share.sequence in tables]
 
-    def all_found_a_place(self, tables: Tables) -> bool:
-        """Whether everyone attached has a table, or follows somebody who computes what it needs."""
-        return all(sequence in tables or sequence.follows is not None for sequence in self.attached)
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What the last grant could not meet."""
+
+    sequences: list[Sequence]
+    newcomers: list[Sequence]
+    """Those who came with it."""
+
+    def blocks(self, tables: Tables, block_size: int) -> int:
+        """About how many are missing for those that still run."""
+        return sum(max(1, one.growth(block_size)) for one in self.sequences if one in tables)
 
 
 def _attach(sequence: Sequence) -> Attach:

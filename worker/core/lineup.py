@@ -1,17 +1,16 @@
-"""Who waits and who runs, each list sorted by age.
+"""Who waits and who runs, each list in its order (order.py).
 
 Invariants: a live sequence that is not about to be forked is in exactly one of the two; a waiting one has no table and
 an id that never had one; a running one follows nobody; the widths of the running ones sum to at most `max_running`.
 """
 
 from bisect import insort
-from operator import attrgetter
 
 from octavo.ids import SequenceId
+from worker.core import order
 from worker.core.sequence import Request, Sequence, blocks_for
 from worker.core.tables import Tables
 
-_AGE = attrgetter("age")
 _ID_BITS = 32
 
 
@@ -56,22 +55,33 @@ class Lineup:
 
     def wait(self, sequence: Sequence) -> None:
         """Take its place among the waiting."""
-        insort(self.waiting, sequence, key=_AGE)
+        insort(self.waiting, sequence, key=order.entry)
 
     def run(self, sequence: Sequence) -> None:
         """Take its place among the running."""
-        insort(self.running, sequence, key=_AGE)
+        insort(self.running, sequence, key=order.service)
 
-    def send_back(self, sequence: Sequence) -> None:
-        """From running to waiting: its blocks are freed with the next exchange, its tokens computed again later."""
+    def give_way(self, sequence: Sequence) -> None:
+        """Send it back for want of blocks or places."""
         self.running.remove(sequence)
+        order.set_back(sequence)
+        sequence.sent_back = True
+        self._start_over(sequence)
+
+    def start_over(self, sequence: Sequence) -> None:
+        """Send it back for a reason that lies in nobody's needs."""
+        self.running.remove(sequence)
+        sequence.sent_back = False
+        self._start_over(sequence)
+
+    def _start_over(self, sequence: Sequence) -> None:
+        """Among the waiting: its blocks are freed with the next exchange, its tokens computed again later."""
         self._tables.leave(sequence)
         self.preemptions += sequence.computed > sequence.reused
         sequence.id = self._new_id()
         sequence.table = []
         sequence.computed = sequence.reused = sequence.told = 0
         sequence.root, sequence.forked = None, False
-        sequence.sent_back = True
         self.wait(sequence)
 
     def turn_away(self, sequence: Sequence) -> None:
@@ -90,13 +100,14 @@ class Lineup:
 
     def check(self) -> None:
         """Assert the invariants."""
-        for line in (self.running, self.waiting):
-            assert line == sorted(line, key=_AGE), [sequence.age for sequence in line]
+        for line, key in ((self.running, order.service), (self.waiting, order.entry)):
+            assert line == sorted(line, key=key), [sequence.age for sequence in line]
             assert not any(sequence.ended for sequence in line)
         assert not set(self.running) & set(self.waiting)
         assert not any(sequence.table or sequence.computed or sequence in self._tables for sequence in self.waiting)
         assert not any(sequence.follows for sequence in self.running)
         assert self.places_left >= 0, self.places_left
+        assert sum(map(order.is_sheltered, self.running)) <= 1
 
     def _new_id(self) -> SequenceId:
         self._last_id = (self._last_id + 1) % (1 << _ID_BITS)

@@ -1,27 +1,32 @@
-"""Continuous batching: which tokens each step computes, for which sequences, and who gives way when blocks are short.
+"""Continuous batching: which tokens each step computes, for which sequences, and what the manager is asked meanwhile.
 
-    exchange or step_plan = scheduler.plan(epoch, step)     the step, if the manager need not be told or asked before it
-    step_plan = scheduler.granted(grant)                    None: plan again, under the next number
-    reports = scheduler.apply(step_result)                  what the gateways are told
+    exchange = scheduler.ask(epoch, number)    None: nothing to tell or to ask
+    scheduler.granted(grant)                   or `lost`
+    step_plan = scheduler.plan_step()          without chunks: nobody has room
+    reports = scheduler.apply(step_result)     or `step_failed`; what the gateways are told
+
+Steps and exchanges go side by side, one of each at a time: an exchange that is asked while a step runs is about the one
+after it (shares.py). A step takes whoever has room for it, so it waits for no exchange while anybody has.
 
 The rules:
-- Decode first; then the prefills that run, in chunks; then the waiting, oldest first and none overtaken (admission.py),
-  but for those that follow another sequence: they wait until it has computed what they have in common with it.
-- Whoever finds too few blocks sends away the newest: first what came with this very exchange, then the newest that
-  runs. It is freed, waits in the place of its age, and is computed again later. The oldest is never sent away, so it
-  always gets on, and nobody holds blocks while waiting for blocks.
+- Decode first; then the prefills that run, in chunks; then the waiting, in their order (order.py), as long as there is
+  room for them (admission.py). Those that follow another sequence wait until it has computed what they have in common
+  with it, and take no budget.
+- Where blocks are short somebody is sent back (order.py): it is freed, waits, and is computed again later. Nobody holds
+  blocks while waiting for blocks. Nobody is sent back in the midst of a step, nor while an exchange is under way.
 - Samples of one request share their prompt's prefill: once it is computed, their first tokens are drawn from the same
   logits, and the samples that go on are forked from the first. A fork that finds too few blocks leaves them waiting,
   each as a sequence of its own.
 - The manager is asked when somebody needs a block, comes or forks, and told when a block is full or somebody leaves:
   what a sequence writes into a block of its own concerns nobody else. What a stop ended is never written, hence never
   published.
-- A cancelled sequence leaves at once; its blocks are freed by the next exchange, after the step that may still write
-  to them.
+- A cancelled sequence leaves at once; its blocks are freed after the step that may still write to them.
 """
 
+from collections.abc import Iterator
+
 from octavo.errors import Draining, OctavoError, QueueFull
-from octavo.ids import CacheEpoch, Epoch, SequenceId
+from octavo.ids import CacheEpoch, Epoch
 from octavo.records import (
     Exchange,
     Grant,
@@ -32,14 +37,15 @@ from octavo.records import (
     TokenLogprobs,
     WorkerLoad,
 )
+from worker.core import order
 from worker.core.acceptance import require_runnable
 from worker.core.admission import Doorkeeper
-from worker.core.asked import Asked
+from worker.core.asked import Asked, Shortage
 from worker.core.branches import Branches
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
 from worker.core.sequence import GatewayKey, Request, Sequence
-from worker.core.shares import Share, share_out
+from worker.core.shares import Prospect, Share, after, now, share_out
 from worker.core.step import Chunk, StepPlan, StepResult
 from worker.core.tables import Tables
 
@@ -58,8 +64,14 @@ class Scheduler:
         self._lineup = Lineup(self._tables, max_running=max_running, block_size=pool.block_size)
         self._door = Doorkeeper(self._tables, self._lineup, pool.block_size)
         self._branches = Branches(self._tables, self._lineup)
-        self._asked = Asked()
-        self._step: list[tuple[Sequence, Chunk]] = []
+        self._asked: Asked | None = None
+        """By the exchange under way."""
+        self._shortage: Shortage | None = None
+        self._turned_away = False
+        """Since the last step, somebody was, and would be again."""
+        self._step: dict[Sequence, Chunk] = {}
+        """Under way."""
+        self._alone = False
         self._draining = False
         self._must_tell = False
 
@@ -139,26 +151,28 @@ class Scheduler:
 
     # ---- one step --------------------------------------------------------------------------------------------
 
-    def plan(self, epoch: Epoch, step: int) -> Exchange | StepPlan:
-        """The exchange that must come first, with that number; or the step at once, if there is nothing to tell or ask.
+    def ask(self, epoch: Epoch, number: int, *, renew: bool = False) -> Exchange | None:
+        """The next exchange, if there is something to tell or to ask, or if it is to be made anyway (`renew`).
 
         The grant must come to `granted`; if there is none, `lost` must be called.
         """
+        assert self._asked is None, "one exchange at a time"
+        if not self._step:
+            self._settle()
+        if self._shortage and not renew:
+            return None  # somebody has to give way first, after the step
         forks, children = self._branches.take()
-        running = share_out(self._lineup.running, self._max_step_tokens)
-        left = self._max_step_tokens - sum(share.count for share in running)
-        entering = [Share(*admitted) for admitted in self._door.admit(left)]
-        attached = [share.sequence for share in entering]
-        shares = [*running, *entering]
+        shares, attached = ([], []) if self._shortage else self._shares_to_come()
         commits, finished = self._tables.take_untold()
-        reserves = tuple(share.reservation() for share in shares if not share.has_room(self._pool.block_size))
-        self._asked = Asked(shares, children, attached, reserves)
-        if not (commits or forks or finished or attached or reserves or self._must_tell):
-            return self._step_plan()
+        size = self._pool.block_size
+        reserves = tuple(share.reservation() for share in shares if share.end > share.sequence.writable(size))
+        if not (commits or forks or finished or attached or reserves or self._must_tell or renew):
+            return None
         self._must_tell = False
+        self._asked = Asked(children, attached, reserves)
         return Exchange(
             epoch=epoch,
-            step=step,
+            step=number,
             commits=commits,
             forks=forks,
             finished=finished,
@@ -168,29 +182,45 @@ class Scheduler:
             draining=self._draining,
         )
 
-    def heartbeat(self, epoch: Epoch, step: int) -> Exchange:
-        """Keeps the lease while a step runs: asks for nothing, and tells nothing of what has to wait for its end.
+    def granted(self, grant: Grant) -> None:
+        """Follow the grant: who has a table now, what is in it, and who found too few blocks."""
+        asked, self._asked = self._asked, None
+        assert asked is not None, "nothing was asked"
+        unmet, waits = set(grant.unmet), dict(grant.waiting)
+        born = [child for child in asked.children if child.id not in unmet]
+        came_in = [sequence for sequence in asked.attached if sequence.id not in waits]
+        self._tables.take_in(grant, [*born, *came_in], asked.met(unmet))
+        short = [sequence for name in asked.short(unmet) if (sequence := self._tables.known(name)) is not None]
+        self._shortage = Shortage(short, came_in) if short else None
+        for child in asked.children:
+            if child.id in unmet and not child.ended:
+                self._lineup.give_way(child)  # to be attached by itself
+        for sequence in asked.attached:
+            if sequence.id in waits and not sequence.ended:
+                self._lineup.turn_away(sequence)
+        for leader in (*came_in, *map(self._tables.known, waits.values())):
+            if leader is not None and leader in self._tables:
+                self._door.follow(leader)
+        self._turned_away |= any(one.id in waits and one.follows is None for one in asked.attached)
 
-        The grant must come to `renewed`.
-        """
-        return Exchange(epoch=epoch, step=step, load=self.load(), draining=self._draining)
-
-    def renewed(self, grant: Grant) -> None:
-        """Follow a grant that was not asked for anything: the manager may have had news of its own."""
-        self._tables.take_in(grant)
-
-    def granted(self, grant: Grant) -> StepPlan | None:
-        """The step that the grant makes possible, empty if nobody is left to run; None: plan and ask again."""
-        unmet = set(grant.unmet)
-        self._enter_books(grant, unmet)
-        self._make_room(unmet)
-        if self._asked.shortage(unmet, self._pool.block_size) > 0 or self._has_room_for_more():
-            return None
-        return self._step_plan()
+    def plan_step(self) -> StepPlan:
+        """A step of those who have room; nobody may be there for it."""
+        assert not self._step, "one step at a time"
+        if self._asked is None and not self._alone:
+            self._settle()
+        self._turned_away = False
+        size = self._pool.block_size
+        able = [_within_room(sequence, size) for sequence in self._lineup.running if sequence in self._tables]
+        shares = share_out((prospect for prospect in able if prospect.remaining > 0), self._max_step_tokens)
+        self._step = {share.sequence: share.chunk() for share in shares}
+        for sequence in self._step:
+            self._requests.count_prompt(sequence)
+        self._tables.writing(sequence.id for sequence in self._step)
+        return StepPlan(tuple(self._step.values()), self._tables.take_copies() if self._step else ())
 
     def apply(self, result: StepResult) -> dict[GatewayKey, StepReport]:
         """Take in what the step has written and drawn."""
-        step, self._step = self._step, []
+        step = self._end_step().items()
         for at, ((sequence, chunk), drawn) in enumerate(zip(step, result.tokens, strict=True)):
             if sequence.ended:
                 continue
@@ -202,33 +232,25 @@ class Scheduler:
         return self._requests.take_reports()
 
     def step_failed(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
-        """The step raised: its requests end with `error`, all others are computed again."""
-        failed = {sequence.request for sequence, _ in self._step if not sequence.ended}
-        self._step = []
+        """The step raised: its requests end with `error`, all others are computed again. No exchange is under way."""
+        assert self._asked is None, "the grant comes first"
+        failed = {sequence.request for sequence in self._end_step() if not sequence.ended}
         reports = self._refuse(list(failed), error)
         for sequence in self._lineup.running.copy():
-            self._lineup.send_back(sequence)
+            self._lineup.start_over(sequence)
         return reports
 
     # ---- without a manager -----------------------------------------------------------------------------------
 
     def lost(self) -> None:
         """The manager is gone. What was asked last and not answered is asked again when one is back; tables stay."""
+        asked, self._asked, self._shortage = self._asked or Asked(), None, None
         self._tables.unanswered()
         self._branches.unanswered()
-        for sequence in self._asked.attached:
+        for sequence in asked.attached:
             if sequence in self._lineup.running and sequence not in self._tables:
                 self._lineup.turn_away(sequence)
-        self._asked = Asked()
-        self._must_tell = True
-
-    def plan_alone(self) -> StepPlan:
-        """A step that no manager need know of, perhaps empty: who has room goes on in it, nobody comes in."""
-        size = self._pool.block_size
-        able = [sequence for sequence in self._lineup.running if sequence.room(size) > 0]
-        shares = share_out(able, self._max_step_tokens)
-        self._asked = Asked([share.within_room(size) for share in shares])
-        return self._step_plan()
+        self._alone = self._must_tell = True
 
     def inventory(self) -> tuple[Inventory, ...]:
         """What to tell a manager without books, if there is anything. Steps alone may go on while it opens them."""
@@ -236,17 +258,18 @@ class Scheduler:
 
     def joined(self, cache_epoch: CacheEpoch) -> None:
         """A manager has taken the worker in, and publishes under this cache epoch."""
+        self._alone = False
         self._tables.follow_reset(cache_epoch)
 
     def preempt_all(self) -> None:
         """The books are lost and every table with them: whoever runs waits to be computed again."""
+        assert not self._step, "the step ends first"
         self._tables.forget()
         self._branches.take()
         for sequence in self._lineup.running.copy():
-            self._lineup.send_back(sequence)
-            sequence.sent_back = False  # it was no shortage
-        self._asked, self._step = Asked(), []
-        self._must_tell = True
+            self._lineup.start_over(sequence)
+        self._asked = self._shortage = None
+        self._alone = self._must_tell = True
 
     def check(self) -> None:
         """Assert the invariants that hold between two calls of the engine's loop."""
@@ -262,49 +285,40 @@ class Scheduler:
 
     # ---- parts of a step -------------------------------------------------------------------------------------
 
-    def _enter_books(self, grant: Grant, unmet: set[SequenceId]) -> None:
-        """Follow the grant: who has a table now, and what is in it."""
-        born = [child for child in self._asked.children if child.id not in unmet]
-        waits = dict(grant.waiting)
-        came_in = [sequence for sequence in self._asked.attached if sequence.id not in waits]
-        self._tables.take_in(grant, [*born, *came_in], self._asked.met(unmet))
-        for child in self._asked.children:
-            if child.id in unmet and not child.ended:
-                self._lineup.send_back(child)  # to be attached by itself
-        for sequence in self._asked.attached:
-            if sequence.id in waits and not sequence.ended:
-                self._lineup.turn_away(sequence)
-        for leader in (*came_in, *map(self._tables.known, waits.values())):
-            if leader is not None and leader in self._tables:
-                self._door.follow(leader)
+    def _shares_to_come(self) -> tuple[list[Share], list[Sequence]]:
+        """Shares of the next step, as far as can be foreseen, and those who come in for it."""
+        running = share_out(self._prospects(), self._max_step_tokens)
+        left = self._max_step_tokens - sum(share.count for share in running)
+        entering = [] if self._turned_away else self._door.admit(left)
+        shares = [*running, *(Share(sequence, 0, count) for sequence, count in entering)]
+        return sorted(shares, key=lambda share: order.service(share.sequence)), [sequence for sequence, _ in entering]
 
-    def _make_room(self, unmet: set[SequenceId]) -> None:
-        """Send away as many of the newest as the unmet reserves need, but never the last one."""
-        size = self._pool.block_size
-        newcomers = [sequence for sequence in self._asked.attached if sequence in self._tables]
-        newest = [*reversed(newcomers), *(old for old in reversed(self._lineup.running) if old not in newcomers)]
-        for sequence in newest[:-1]:
-            if self._asked.shortage(unmet, size) <= self._tables.returning:
-                break
-            self._lineup.send_back(sequence)
-        enough = not self._asked.shortage(unmet, size)
-        assert enough or self._tables.untold, f"{self._pool.num_blocks} blocks are too few: {newest}"
+    def _prospects(self) -> Iterator[Prospect]:
+        """Those who run, as they will be when the step under way is over."""
+        for sequence in self._lineup.running:
+            chunk = self._step.get(sequence)
+            prospect = now(sequence) if chunk is None else after(sequence, chunk)
+            if prospect is not None:
+                yield prospect
 
-    def _has_room_for_more(self) -> bool:
-        """Whether prefix hits, and those that turned out to wait, have left budget for more; all others have stayed."""
-        return (
-            bool(self._asked.attached)
-            and self._asked.all_found_a_place(self._tables)
-            and sum(share.computes for share in self._asked.granted(self._tables)) < self._max_step_tokens
-            and self._door.would_admit()
-        )
+    def _settle(self) -> None:
+        """Send back whoever has to give way to those who found too few blocks, or to the next of higher priority."""
+        shortage, self._shortage = self._shortage, None
+        if shortage is not None:
+            size = self._pool.block_size
+            for sequence in order.going(self._lineup.running, shortage.newcomers):
+                if shortage.blocks(self._tables, size) <= self._tables.returning:
+                    break
+                self._lineup.give_way(sequence)
+            enough = not shortage.blocks(self._tables, size)
+            assert enough or self._tables.untold, f"{self._pool.num_blocks} blocks are too few"
+        for sequence in self._door.make_way():
+            self._lineup.give_way(sequence)
 
-    def _step_plan(self) -> StepPlan:
-        self._step = [(share.sequence, share.chunk()) for share in self._asked.granted(self._tables)]
-        for sequence, _ in self._step:
-            self._requests.count_prompt(sequence)
-        chunks = tuple(chunk for _, chunk in self._step)
-        return StepPlan(chunks, self._tables.take_copies() if chunks else ())
+    def _end_step(self) -> dict[Sequence, Chunk]:
+        step, self._step = self._step, {}
+        self._tables.writing()
+        return step
 
     # ---- ends ------------------------------------------------------------------------------------------------
 
@@ -335,3 +349,9 @@ class Scheduler:
             self._requests.refused(request, error)
         self._drop(requests)
         return self._requests.take_reports()
+
+
+def _within_room(sequence: Sequence, block_size: int) -> Prospect:
+    """It may compute what it has room for."""
+    room = sequence.writable(block_size) - sequence.computed
+    return Prospect(sequence, sequence.computed, min(sequence.remaining, room))

@@ -76,14 +76,27 @@ class Sequence:
     """Under which it was attached, or its parent was."""
     sent_back: bool = False
     """It lost its table to a shortage, and is let in again only when there is room for all its tokens."""
+    setbacks: int = 0
+    """Times that this happened since it had last computed more than ever before."""
+    furthest: int = 0
+    """Most positions that it had computed when it was sent back."""
+    passed: int = 0
+    """Times that a younger one of its priority came in before it."""
     follows: Wait | None = None
     """What it waits for besides its turn, while it waits."""
+    looked_up: tuple[int, int] = (0, 0)
+    """While it waits: when it was last looked for among what is published, and how many tokens were found."""
     ended: bool = False
 
     @property
     def age(self) -> tuple[int, int]:
         """Sorts the oldest first."""
         return self.request.arrival, self.sample
+
+    @property
+    def priority(self) -> int:
+        """Higher is served sooner."""
+        return self.request.submission.priority
 
     @property
     def remaining(self) -> int:
@@ -126,9 +139,9 @@ class Sequence:
             and self.request.submission.scope == other.request.submission.scope
         )
 
-    def room(self, block_size: int) -> int:
-        """How many positions it may write unasked: a last block is its sequence's own to the end."""
-        return 0 if self.forked else len(self.table) * block_size - self.computed
+    def writable(self, block_size: int) -> int:
+        """End of the positions that it may write unasked: a last block is its sequence's own to the end."""
+        return self.computed if self.forked else len(self.table) * block_size
 
     def growth(self, block_size: int) -> int:
         """Blocks to add before all known tokens have a place."""

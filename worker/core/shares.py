@@ -1,60 +1,79 @@
-"""Who may compute how much in a step, and the chunk that comes of it."""
+"""Who may compute how much in a step, and the chunk that comes of it.
+
+What the step after the one under way will need is known before that one has drawn: one position more for each that it
+lets draw (`after`). Whether somebody stops there is not; then its reserve was for nothing, and goes with it.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.records import Reservation
+from worker.core import order
 from worker.core.draws import draws_after, targets_of
 from worker.core.sequence import Sequence
 from worker.core.step import Chunk
+from worker.core.stopping import is_last
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A sequence as it is, or as it will be after the step under way."""
+
+    sequence: Sequence
+    computed: int
+    remaining: int
+    """Known tokens to compute from there on."""
+
+
+def now(sequence: Sequence) -> Prospect:
+    """As it is."""
+    return Prospect(sequence, sequence.computed, sequence.remaining)
+
+
+def after(sequence: Sequence, chunk: Chunk) -> Prospect | None:
+    """As it will be when the step with this chunk is over; None if it has ended then, or will fork first."""
+    draws = len(chunk.draws)
+    if draws > 1 or (draws == 1 and is_last(sequence.request.submission, sequence.outputs)):
+        return None
+    return Prospect(sequence, chunk.end, len(sequence.tokens) + draws - chunk.end)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Part of a step's budget."""
+    """Part of a step's budget: `count` tokens from position `start` on."""
 
     sequence: Sequence
+    start: int
     count: int
-    """Tokens that it may compute, once there is room for them."""
 
     @property
-    def computes(self) -> int:
-        """Tokens that it will compute: a prefix hit may have left fewer than were foreseen."""
-        return min(self.count, self.sequence.remaining)
-
-    def has_room(self, block_size: int) -> bool:
-        """Whether it may compute them unasked. What is about to be forked may: the fork reserves its position."""
-        return self.count <= self.sequence.room(block_size)
-
-    def within_room(self, block_size: int) -> "Share":
-        """As much of it as may be computed unasked."""
-        return Share(self.sequence, min(self.count, self.sequence.room(block_size)))
+    def end(self) -> int:
+        """Position after the last of them."""
+        return self.start + self.count
 
     def reservation(self) -> Reservation:
         """The room to ask for, counted from what the manager knows."""
-        return Reservation(self.sequence.id, self.sequence.computed + self.count - self.sequence.told)
+        return Reservation(self.sequence.id, self.end - self.sequence.told)
 
     def chunk(self) -> Chunk:
         """The tokens; behind the last known one, a draw for the sample and for each that will be born of it."""
-        sequence = self.sequence
-        start, known = sequence.computed, len(sequence.tokens)
-        end = start + self.computes
+        sequence, start, end = self.sequence, self.start, self.end
         return Chunk(
             sequence=sequence.id,
             start=start,
             tokens=tuple(sequence.tokens[start:end]),
-            table=sequence.table,
-            draws=draws_after(sequence) if end == known else (),
+            table=tuple(sequence.table),
+            draws=draws_after(sequence) if end == len(sequence.tokens) else (),
             targets=targets_of(sequence, start, end),
             top_logprobs=sequence.request.submission.prompt_logprobs or 0,
         )
 
 
-def share_out(running: Iterable[Sequence], budget: int) -> list[Share]:
-    """Shares of the running sequences, oldest first. Decodes are served before prefills, the oldest before others."""
+def share_out(prospects: Iterable[Prospect], budget: int) -> list[Share]:
+    """Who computes how much: decodes before prefills, and each kind in the order of service."""
     shares: list[Share] = []
-    for sequence in sorted(running, key=lambda sequence: (sequence.remaining > 1, sequence.age)):
+    for prospect in sorted(prospects, key=lambda one: (one.remaining > 1, order.service(one.sequence))):
         if budget > 0:
-            shares.append(Share(sequence, min(sequence.remaining, budget)))
+            shares.append(Share(prospect.sequence, prospect.computed, min(prospect.remaining, budget)))
             budget -= shares[-1].count
-    return sorted(shares, key=lambda share: share.sequence.age)
+    return sorted(shares, key=lambda share: order.service(share.sequence))

@@ -7,6 +7,9 @@ def reason_to_stop(submission: Submission, outputs: int, token: int) -> FinishRe
     """Why a sample ends with `token`, drawn after `outputs` tokens; None if it goes on."""
     if token in submission.stop_tokens:
         return FinishReason.STOP
-    if outputs + 1 >= submission.max_tokens:
-        return FinishReason.LENGTH
-    return None
+    return FinishReason.LENGTH if is_last(submission, outputs) else None
+
+
+def is_last(submission: Submission, outputs: int) -> bool:
+    """Whether the token drawn after `outputs` tokens is the last, whichever it is."""
+    return outputs + 1 >= submission.max_tokens

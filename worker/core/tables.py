@@ -11,15 +11,19 @@ Invariants:
 - Between two steps, no known sequence has a full block that is neither told nor about to be.
 - Copies are handed out in the order in which they were granted, and no write happens in between: a block that a copy
   reads may already have a new owner.
+- Who leaves in the midst of a step is freed after it: the step may still write to its blocks.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
-from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory, Submission
+from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory, Scope, Submission
 from worker.core.mirror import Mirror
 from worker.core.sequence import Sequence
+
+_ROOTS_REMEMBERED = 1024
+"""Scopes of which it is known where their chains begin."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,8 @@ class Tables:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
+        self._version = 0
+        """Grows whenever something else may be found published."""
         self.cache_epoch = NEVER_RESET
         """As the last grant said."""
         self.forget()
@@ -67,20 +73,31 @@ class Tables:
         """The manager's books start anew: nothing is known, nothing is owed."""
         self.free_blocks = self._num_blocks
         """As the last grant said, evictable ones included."""
-        self.returning = 0
-        """About how many blocks the frees not yet told will give back; shared ones are counted for each owner."""
-        self._mirror = Mirror(self._block_size)
+        self._forget_published()
         self._known: dict[SequenceId, Sequence] = {}
         self._due: dict[SequenceId, Sequence] = {}
         """Known ones that have something to tell."""
         self._leaving: dict[SequenceId, _Leaver] = {}
         self._unanswered: dict[SequenceId, _Leaver] = {}
         """Those told in the exchange under way."""
+        self._writing: frozenset[SequenceId] = frozenset()
+        """Those in the step under way."""
         self._copies: list[BlockCopy] = []
+
+    def _forget_published(self) -> None:
+        self._mirror = Mirror(self._block_size)
+        self._roots: dict[Scope, BlockHash] = {}
+        """Where the hash chains of a scope begin, under this cache epoch."""
+        self._version += 1
 
     def __contains__(self, sequence: Sequence) -> bool:
         """Whether the manager keeps a table for it."""
         return sequence.id in self._known
+
+    @property
+    def returning(self) -> int:
+        """About how many blocks the frees in the next exchange will give back; shared ones count for each owner."""
+        return sum(len(left.table) for sequence, left in self._leaving.items() if sequence not in self._writing)
 
     @property
     def untold(self) -> bool:
@@ -91,7 +108,20 @@ class Tables:
         """Who has that id, if the manager keeps a table for it."""
         return self._known.get(sequence)
 
+    def hit(self, sequence: Sequence) -> int:
+        """Tokens that an attach would find in whole published blocks, as far as is known here."""
+        version, found = sequence.looked_up
+        if version != self._version:
+            root = self._roots.get(sequence.request.submission.scope)
+            found = 0 if root is None else self._mirror.hit(root, sequence.tokens[: sequence.findable])
+            sequence.looked_up = self._version, found
+        return found
+
     # ---- what the worker does --------------------------------------------------------------------------------
+
+    def writing(self, sequences: Iterable[SequenceId] = ()) -> None:
+        """A step begins that writes to these, or has ended."""
+        self._writing = frozenset(sequences)
 
     def wrote(self, sequence: Sequence, end: int) -> None:
         """A step has written its positions up to `end`."""
@@ -120,20 +150,20 @@ class Tables:
                 forgotten=not self.publishes(sequence),
                 submission=sequence.request.submission,
             )
-            self.returning += len(sequence.table)
             self._mirror.returned(sequence.table)
 
     # ---- exchanges -------------------------------------------------------------------------------------------
 
     def take_untold(self) -> tuple[tuple[Commit, ...], tuple[SequenceId, ...]]:
         """Commits and frees for an exchange, whose grant must come to `take_in`, or else `unanswered` or `forget`."""
-        last = (Commit(sequence, left.tokens[left.told :]) for sequence, left in self._leaving.items())
+        staying = {sequence: left for sequence, left in self._leaving.items() if sequence in self._writing}
+        self._unanswered = {sequence: left for sequence, left in self._leaving.items() if sequence not in staying}
+        last = (Commit(sequence, left.tokens[left.told :]) for sequence, left in self._unanswered.items())
         commits = (*(commit for commit in last if commit.tokens), *map(_commit, self._due.values()))
         for sequence in self._due.values():
             sequence.told = sequence.computed
         self._due.clear()
-        self._unanswered, self._leaving = self._leaving, {}
-        self.returning = 0
+        self._leaving = staying
         return commits, tuple(self._unanswered)
 
     def take_in(self, grant: Grant, newcomers: Iterable[Sequence] = (), met: Iterable[SequenceId] = ()) -> None:
@@ -163,10 +193,12 @@ class Tables:
         self.free_blocks = grant.free_blocks
         self._copies += grant.copies
         self._mirror.take_in(grant.published, grant.evicted)
+        self._version += bool(grant.published or grant.evicted)
         for (sequence_id, reused), root in zip(grant.attached, grant.roots, strict=True):
             if (sequence := self._known.get(sequence_id)) is not None:
                 sequence.computed = sequence.reused = sequence.told = reused
                 sequence.root, sequence.cache_epoch = root, grant.cache_epoch
+                self._remember_root(sequence.request.submission.scope, root)
         for change in grant.tables:
             owner = self._known.get(change.sequence) or self._leaving.get(change.sequence)
             if owner is not None:
@@ -177,9 +209,15 @@ class Tables:
         """The manager says under which cache epoch it publishes: another one ends all that was published before."""
         if cache_epoch != self.cache_epoch:
             self.cache_epoch = cache_epoch
-            self._mirror = Mirror(self._block_size)
+            self._forget_published()
             for left in (*self._leaving.values(), *self._unanswered.values()):
                 left.forgotten = True
+
+    def _remember_root(self, scope: Scope, root: BlockHash) -> None:
+        self._version += scope not in self._roots
+        self._roots[scope] = root
+        if len(self._roots) > _ROOTS_REMEMBERED:
+            del self._roots[next(iter(self._roots))]
 
     # ---- a lost manager --------------------------------------------------------------------------------------
 
@@ -187,7 +225,6 @@ class Tables:
         """The exchange under way gets no answer: who left with it still stands in the books."""
         self._leaving = self._unanswered | self._leaving
         self._unanswered = {}
-        self.returning = sum(len(left.table) for left in self._leaving.values())
 
     def inventory(self) -> tuple[Inventory, ...]:
         """All that the pool holds. If a manager opens books by it, it knows what was computed up to this call."""
@@ -206,7 +243,7 @@ class Tables:
             root=_root(sequence),
             tokens=tuple(sequence.tokens[:computed]),
             table=tuple(sequence.table),
-            room=computed + sequence.room(self._block_size),
+            room=sequence.writable(self._block_size),
             ahead=tuple(sequence.tokens[computed:]) if sequence.remaining > 1 else (),
             forgotten=not self.publishes(sequence),
             tenant=sequence.request.submission.tenant,

@@ -74,6 +74,9 @@ class Held:
         """Let steps run until the worker has noticed that the manager is away, and is out of room."""
         manager.away = True
         self.turnstile.let_through(1000)
+        tokens = self.gateway.heard.of(LONG.request).tokens.setdefault(0, [])
+        while len(LONG.prompt) + len(tokens) <= 2 * POOL.block_size:  # the last of them finds no room
+            await self.gateway.hear()
         await until(lambda: manager.tries > 1)
 
     async def finish(self, *requests: Submission) -> None:

@@ -382,16 +382,19 @@ async def test_a_worker_renews_its_lease_over_steps_that_need_no_exchange(runner
     assert [exchange.step for exchange in client.exchanges] == list(range(1, len(client.exchanges) + 1))
 
 
-async def test_a_worker_that_decodes_says_nothing_between_two_blocks(runner: FunctionRunner):
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_worker_that_decodes_says_nothing_between_two_blocks(runner: FunctionRunner, overlap: bool):
+    """One exchange a block, or two where what is needed next is asked for before the block is full."""
     client = LedgerClient()
-    async with worker_service(POOL, runner, client) as worker:
+    async with worker_service(POOL, runner, client, overlap=overlap) as worker:
         gateway = worker.gateway()
         await gateway.submit(LONG)
         await gateway.until_ended(LONG)
         await until(lambda: client.exchanges[-1].finished != ())
     written = len(LONG.prompt) + LONG.max_tokens - 1
     assert written % POOL.block_size == 0, "the last block's exchange is that of the end"
-    assert len(client.exchanges) == 1 + written // POOL.block_size
+    blocks, with_prompt = written // POOL.block_size, 2
+    assert len(client.exchanges) == 1 + blocks + (blocks - with_prompt if overlap else 0)
 
 
 async def test_a_draining_worker_finishes_what_it_has(

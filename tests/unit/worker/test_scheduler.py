@@ -335,7 +335,7 @@ def test_a_step_that_fails_ends_its_own_requests_and_no_others():
     world = World(max_step_tokens=8)
     world.submit(submission(1, prompt_of(1, 8)))
     world.submit(submission(2, prompt_of(2, 8)))
-    plan = world.ask()
+    plan = world.plan()
     assert len(plan.chunks) == 1
     for report in world.scheduler.step_failed(OctavoError("the model broke")).values():
         world.gateways.hear(report)

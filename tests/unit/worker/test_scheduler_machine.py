@@ -33,9 +33,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_step_tokens=st.integers(1, 24),
         max_running=st.integers(4, 8),
         min_copy_tokens=st.sampled_from([0, 1, 1, 3]),
+        overlap=st.booleans(),
     )
     def open_world(
-        self, block_size: int, spare_blocks: int, max_step_tokens: int, max_running: int, min_copy_tokens: int
+        self,
+        block_size: int,
+        spare_blocks: int,
+        max_step_tokens: int,
+        max_running: int,
+        min_copy_tokens: int,
+        overlap: bool,
     ) -> None:
         self.longest = LONGEST_BLOCKS * block_size
         self.world = World(
@@ -46,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_step_tokens=max_step_tokens,
             max_running=max_running,
             min_copy_tokens=min_copy_tokens,
+            overlap=overlap,
         )
 
     @rule(data=st.data(), count=st.integers(1, 4), gateway=st.sampled_from(GATEWAYS))
@@ -66,13 +74,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             samples=data.draw(st.sampled_from([1, 1, 2, 4]), label="samples"),
             sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0])), seed=number),
             stop_tokens=data.draw(st.sampled_from([frozenset[int](), frozenset({3})]), label="stop"),
+            priority=data.draw(st.sampled_from([0, 0, 0, 1, -1]), label="priority"),
             scope=data.draw(st.sampled_from([PLAIN, PLAIN, Scope(salt=b"s" * 32)]), label="scope"),
             logprobs=data.draw(st.sampled_from([None, None, 0]), label="logprobs"),
             prompt_logprobs=data.draw(st.sampled_from([None, None, 0]), label="prompt_logprobs"),
         )
 
-    @rule(steps=st.integers(1, 4))
-    def step(self, steps: int) -> None:
+    @rule(steps=st.integers(1, 4), late=st.booleans())
+    def step(self, steps: int, late: bool) -> None:
+        self.world.late_grants = late
         for _ in range(steps):
             self.world.step()
 

@@ -1,9 +1,9 @@
 """The transcripts beside this file, played against a scheduler with a real ledger.
 
-    worker blocks=8 size=4 budget=8 running=4    everything starts
-    submit a 1..10 max=4 [n=2] [stop=12]         requests have letters; tokens are numbers and ranges
+    worker blocks=8 size=4 budget=8 running=4 [overlap=1]     everything starts
+    submit a 1..10 max=4 [n=2] [stop=12] [priority=1]         requests have letters; tokens are numbers and ranges
     cancel a
-    step                                         plan, exchange until they agree, execute, apply
+    step                                         a step, with its exchanges: before it, or if they overlap beside it
     rest                                         steps until nothing is left to do or to tell
 
 The model counts: sample i of a request says the last token + 1 + i. Sequences are called by their request, samples but
@@ -72,6 +72,7 @@ class Player:
                     max_step_tokens=int(options["budget"]),
                     max_running=int(options["running"]),
                     model=counting,
+                    overlap="overlap" in options,
                 )
             case "submit":
                 self.submit(words[0], tokens_in(word for word in words[1:] if "=" not in word), options)
@@ -88,7 +89,12 @@ class Player:
     def submit(self, letter: str, prompt: tuple[int, ...], options: dict[str, str]) -> None:
         stops = frozenset({int(options["stop"])} if "stop" in options else ())
         wanted = submission(
-            number(letter), prompt, int(options["max"]), samples=int(options.get("n", 1)), stop_tokens=stops
+            number(letter),
+            prompt,
+            int(options["max"]),
+            samples=int(options.get("n", 1)),
+            stop_tokens=stops,
+            priority=int(options.get("priority", 0)),
         )
         self.world.submit(wanted)
         self.prompts[letter] = prompt
@@ -96,9 +102,13 @@ class Player:
     def step(self) -> list[str]:
         rounds, reports = len(self.world.exchanges), len(self.world.reports)
         plan = self.world.step()
-        lines = [line for asked in self.world.exchanges[rounds:] for line in self.exchange(*asked)]
+        before = self.world.rounds_before_step
+        lines = [line for asked in self.world.exchanges[rounds:before] for line in self.exchange(*asked)]
         if plan.chunks:
             lines.append("compute " + self.chunks(plan))
+        for asked in self.world.exchanges[before:]:
+            first, *others = self.exchange(*asked)
+            lines += [f"meanwhile {first}", *others]
         return lines + [line for report in self.world.reports[reports:] for line in self.heard(report)]
 
     def rest(self) -> list[str]:

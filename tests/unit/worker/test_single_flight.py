@@ -151,7 +151,7 @@ def cancel_in_step(world: World) -> None:
 
 
 def fail_the_step(world: World) -> None:
-    world.ask()
+    world.plan()
     world.scheduler.step_failed(OctavoError("the model broke"))
 
 
