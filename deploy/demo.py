@@ -20,9 +20,10 @@ from deploy.local import Cluster
 from gateway.client import AsyncClient
 from gateway.core.events import Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt
-from octavo.commands.console import CommandFailed, out
+from octavo.commands.console import CommandFailed, as_curl, out
 from octavo.commands.key import api_key
-from octavo.commands.model import fetch_model
+from octavo.commands.model import fetch_model, models_dir
+from octavo.models import find
 
 WORKERS = 2
 _INSTRUCTIONS = Path(__file__).with_name("tutor.md")
@@ -90,6 +91,8 @@ async def _run(model: str) -> None:
     try:
         took = time.monotonic() - began
         out.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
+        out.print(f"OpenAI's API is at {cluster.http_url}/v1 meanwhile:\n")
+        out.print(f"{as_curl(cluster.http_url, find(model, models_dir()).name)}\n", markup=False, soft_wrap=True)
         with _doing("visiting"):
             async with AsyncClient(cluster.address, api_key=api_key()) as client:
                 story = await visit(client)

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -29,7 +29,7 @@ from deploy.process import LOOPBACK, OnLine, Process, StartFailed, how_it_ended,
 from deploy.redis_binary import redis_command
 from octavo.errors import Unauthenticated
 from octavo.service import open_channel
-from octavo.settings import PREFIX, TransportSettings
+from octavo.settings import PREFIX, TransportSettings, split_address
 from octavo.status import translated
 from octavo.tenants import credentials
 from octavo.transport import Transport
@@ -51,8 +51,15 @@ _STEADY_SECONDS = 60.0
 
 _POLL_SECONDS = 0.05
 
-_OURS = ("LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER", "METRICS_LISTEN")
+_OURS = ("LISTEN", "HTTP_LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER", "METRICS_LISTEN")
 """Variables that the cluster decides; what the caller's environment holds under these names is not passed on."""
+
+
+class Ports(NamedTuple):
+    """Where the gateway listens; 0 takes a free port."""
+
+    grpc: int = 0
+    http: int = 0
 
 
 class Cluster:
@@ -63,7 +70,7 @@ class Cluster:
         *,
         workers: int = 2,
         managers: int = 1,
-        port: int = 0,
+        ports: Ports | None = None,
         env: Mapping[str, str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
         on_line: OnLine | None = None,
@@ -73,7 +80,7 @@ class Cluster:
         Args:
             workers: how many.
             managers: how many cache managers; each worker attends one of them, and the next when that fails.
-            port: of the gateway; 0 takes a free one.
+            ports: of the gateway; None takes free ones.
             env: `OCTAVO_*` variables for every service, on top of this process's environment. Of several models in
                 `OCTAVO_MODEL`, separated by commas, the workers take one each, in turns.
             grace_seconds: for running requests when the cluster stops.
@@ -106,7 +113,9 @@ class Cluster:
             service(name, "worker", {"OCTAVO_WORKER_ID": name, "OCTAVO_MODEL": model, **grace})
             for name, model in zip(worker_names(workers), itertools.cycle(models), strict=False)
         ]
-        self.gateway = service("gateway", "gateway", grace, port)
+        ports = ports or Ports()
+        http = {"OCTAVO_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}"}
+        self.gateway = service("gateway", "gateway", {**grace, **http}, ports.grpc)
 
     @property
     def processes(self) -> list[Process]:
@@ -122,6 +131,12 @@ class Cluster:
     def address(self) -> str:
         """host:port of the gateway."""
         return self.gateway.address
+
+    @property
+    def http_url(self) -> str:
+        """Of the gateway's HTTP API, up to the path."""
+        scheme = "https" if self.gateway.env.get("OCTAVO_TLS_CERT") else "http"
+        return f"{scheme}://{self.gateway.env['OCTAVO_HTTP_LISTEN']}"
 
     # ---- start and stop --------------------------------------------------------------------------------------
 
@@ -143,7 +158,8 @@ class Cluster:
             raise
 
     async def _start(self) -> None:
-        _check_free(self.gateway.port)
+        for port in (self.gateway.port, split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])[1]):
+            _check_free(port)
         await self.redis.start()
         await self.redis.serving()
         redis_url = f"redis://{self.redis.address}/0"
@@ -153,6 +169,8 @@ class Cluster:
         for process in (*self.workers, self.gateway):
             process.env["OCTAVO_CACHE_MANAGER"] = ",".join(manager.address for manager in self.managers)
         await _together(self._start_healthy(process) for process in (*self.workers, self.gateway))
+        # So that a gateway that starts again is found where it was.
+        self.gateway.env["OCTAVO_HTTP_LISTEN"] = f"{LOOPBACK}:{self.gateway.events('http_served')[-1]['port']}"
         await self.gateway.or_fail(self.until_fleet_is_whole())
 
     async def until_fleet_is_whole(self) -> None:

@@ -42,6 +42,7 @@ def main() -> None:
 
 
 def _up(options: argparse.Namespace) -> None:
+    from deploy.local import Ports
     from octavo.commands.console import CommandFailed
     from octavo.commands.model import fetch_model, models_dir
     from octavo.commands.up import up
@@ -60,7 +61,9 @@ def _up(options: argparse.Namespace) -> None:
         "OCTAVO_THREADS": options.threads and str(options.threads),
     }
     given = {name: value for name, value in env.items() if value is not None}
-    asyncio.run(up(workers=options.workers, port=options.port, env=given, models=names))
+    http_port = (options.port and options.port + 1) if options.http_port is None else options.http_port
+    ports = Ports(grpc=options.port, http=http_port)
+    asyncio.run(up(workers=options.workers, ports=ports, env=given, models=names))
 
 
 def _chat(options: argparse.Namespace) -> None:
@@ -140,7 +143,10 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=_whole(1, MAX_WORKERS), default=2, metavar="N", help="model processes (default 2)"
     )
     up.add_argument(
-        "--port", type=_whole(0, 65535), default=8500, help="of the gateway; 0: any free one (default 8500)"
+        "--port", type=_whole(0, 65534), default=8500, help="of the gateway; 0: any free one (default 8500)"
+    )
+    up.add_argument(
+        "--http-port", type=_whole(0, 65535), metavar="PORT", help="of OpenAI's API (default: the one behind --port)"
     )
     up.add_argument(
         "--model",

@@ -1,5 +1,7 @@
 """How the `octavo` command speaks: two consoles, and the services' logs made readable."""
 
+import json
+import shlex
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +25,13 @@ err = _console(stderr=True)
 _COLOURS = ("cyan", "magenta", "yellow", "blue", "green")
 _LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "bold red"}
 _UNSHOWN = frozenset({"time", "level", "service", "event", "traceback"})
+
+
+def as_curl(http_url: str, model: str) -> str:
+    """A question for OpenAI's API, to be pasted into a shell."""
+    question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    ask = f"curl {http_url}/v1/chat/completions -H 'content-type: application/json'"
+    return f"  {ask} \\\n    -d {shlex.quote(json.dumps(question))}"
 
 
 class CommandFailed(Exception):

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.markup import escape
 
-from deploy.local import Cluster, worker_names
-from octavo.commands.console import ServiceLog, err, out
+from deploy.local import Cluster, Ports, worker_names
+from octavo.commands.console import ServiceLog, as_curl, err, out
 
 
-async def up(*, workers: int, port: int, env: dict[str, str], models: Sequence[str]) -> None:
+async def up(*, workers: int, ports: Ports, env: dict[str, str], models: Sequence[str]) -> None:
     """Start a cluster and keep it running, crashed services included, until the caller is told to stop.
 
     Raises:
@@ -19,7 +19,7 @@ async def up(*, workers: int, port: int, env: dict[str, str], models: Sequence[s
         FileNotFoundError: there is no redis-server.
     """
     names = ["octavo", "redis", "manager", *worker_names(workers), "gateway"]
-    cluster = Cluster(workers=workers, port=port, env=env, on_line=ServiceLog(names))
+    cluster = Cluster(workers=workers, ports=ports, env=env, on_line=ServiceLog(names))
     await _until_interrupted(_serve(cluster, models), cluster)
 
 
@@ -65,6 +65,8 @@ def _greet(cluster: Cluster, models: Sequence[str]) -> None:
     out.print(f"  octavo stats{at}")
     out.print(f"  octavo audit --cache-manager {cluster.manager.address}")
     out.print(f"  octavo reset --cache-manager {cluster.manager.address}\n")
+    out.print(f"OpenAI's API is at {cluster.http_url}/v1:\n")
+    out.print(f"{as_curl(cluster.http_url, models[0])}\n", markup=False, soft_wrap=True)
     out.print("Ctrl-C stops everything.\n")
 
 

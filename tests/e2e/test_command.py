@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from openai import AsyncOpenAI
 
 from tests.support.processes import command_of, descendants, gone
 
@@ -106,12 +107,17 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
     async with octavo("up", "--workers", "1", "--port", "0", TMPDIR=str(tmp_path)) as up:
         address = (await up.until(r"serves smollm2 at (\S+) with 1 worker, each of which remembers [\d,]+ tokens"))[1]
         manager = (await up.until(r"octavo reset --cache-manager (\S+)"))[1]
+        openai_url = (await up.until(r"OpenAI's API is at (http://\S+/v1):"))[1]
         pids = descendants(up.process.pid)
 
         said = await run("chat", "--address", address, "--max-tokens", "12", FRANCE)
         again = await run("chat", "--address", address, "--max-tokens", "12", FRANCE)
         talked = await run("chat", "--address", address, typed=f"{FRANCE}\nAnd what is the capital of Italy?\n")
         code_when_interrupted, said_when_interrupted = await interrupted_chat(address)
+        async with AsyncOpenAI(base_url=openai_url, api_key="any") as client:
+            over_http = await client.chat.completions.create(
+                model="smollm2", messages=[{"role": "user", "content": FRANCE}], max_tokens=12, temperature=0
+            )
         table = await run("stats", "--address", address)
         numbers = await run("stats", "--address", address, "--json")
         unknown = await run("chat", "--address", address, "--model", "gpt-17", "Hello?")
@@ -133,6 +139,7 @@ async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
     assert said[0] == 0
     assert "Paris" in said[1]
     assert again == said
+    assert over_http.choices[0].message.content == said[1].partition("\n")[0]
     assert talked[0] == 0
     assert re.search(r"Paris(.|\n)*Rome", talked[1])
     assert code_when_interrupted == 130

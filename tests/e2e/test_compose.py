@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from openai import OpenAI
 
 from octavo.v1 import gateway_pb2 as pb
 from octavo.v1.gateway_pb2_grpc import InferenceStub
@@ -26,16 +27,19 @@ class Stack:
     """One Compose project of the checkout's compose.yaml, under a name and on a port of its own."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
+        with socket.socket() as free, socket.socket() as free_too:
             free.bind(("127.0.0.1", 0))
+            free_too.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
+            self.http_port = free_too.getsockname()[1]
         self.project = f"octavo-test-{os.getpid()}"
 
     def compose(self, *arguments: str) -> str:
         """What `docker compose ARGUMENTS` prints."""
         # Greedy text repeats in float32; in bfloat16 a hit may differ from a miss in the last bits, and at a near tie
         # in its tokens. One thread for each worker: two workers share two cores here.
-        settings = {"OCTAVO_PORT": self.address.rpartition(":")[2], "OCTAVO_DTYPE": "float32", "OCTAVO_THREADS": "1"}
+        settings = {"OCTAVO_PORT": self.address.rpartition(":")[2], "OCTAVO_HTTP_PORT": str(self.http_port)}
+        settings |= {"OCTAVO_DTYPE": "float32", "OCTAVO_THREADS": "1"}
         return _output("docker", "compose", "--project-name", self.project, *arguments, env=os.environ | settings)
 
     def containers(self, service: str) -> list[dict[str, str]]:
@@ -114,6 +118,15 @@ def test_the_second_request_computes_only_what_is_new(gateway: InferenceStub) ->
     whole_blocks = (warm.prompt_tokens - 1) // block_size * block_size
     assert whole_blocks <= warm.cached_tokens < warm.prompt_tokens
     assert warm.worker_id == cold.worker_id
+
+
+def test_openais_api_is_there_for_clients_of_it(stack: Stack) -> None:
+    with OpenAI(base_url=f"http://127.0.0.1:{stack.http_port}/v1", api_key="any") as client:
+        answer = client.chat.completions.create(
+            model="smollm2", messages=[{"role": "user", "content": "Say hello."}], max_tokens=8
+        )
+
+    assert answer.choices[0].message.content
 
 
 def test_the_image_of_the_gateway_has_no_torch(stack: Stack) -> None:
