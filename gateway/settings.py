@@ -62,6 +62,8 @@ class GatewaySettings(ServiceSettings):
         ge=1,
         description="bytes of a prompt, not yet tokenised; a whole message may have 4 times as many",
     )
-    max_batch_requests: int = Field(default=256, ge=1, description="requests in one call of GenerateBatch")
+    max_batch_requests: int = Field(
+        default=256, ge=1, description="requests in one call of GenerateBatch, prompts of one completion over HTTP"
+    )
     max_stop_strings: int = Field(default=16, ge=0, description="stop strings of one request")
     max_stop_bytes: int = Field(default=1024, ge=1, description="bytes of one stop string")

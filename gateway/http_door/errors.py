@@ -87,6 +87,7 @@ _NAMES = (
     ("prompt.chat", "messages"),
     ("prompt.tokens.ids", "prompt"),
     ("prompt.text", "prompt"),
+    ("requests", "prompt"),
     ("beam.width", "best_of"),
     ("beam.", ""),
 )

@@ -18,9 +18,6 @@ from octavo.sampling import MAX_TOP_LOGPROBS
 COMPLETION_MAX_TOKENS = 16
 """Of a completion whose client names no number: OpenAI's own."""
 
-MAX_PROMPTS = 1024
-"""Of one request. How many choices each may have is the gateway's setting."""
-
 UNCONSTRAINED = "which needs constrained decoding; this server has none yet"
 
 _SEEDS = 1 << 64
@@ -178,7 +175,7 @@ class CompletionRequest(GenerationFields):
     prompt: Annotated[
         list[str | list[TokenId]],
         BeforeValidator(_as_batch, json_schema_input_type=str | list[str] | list[TokenId] | list[list[TokenId]]),
-        Field(min_length=1, max_length=MAX_PROMPTS),
+        Field(min_length=1),
     ]
     """Text, token ids, or a list of either."""
     echo: bool | None = None

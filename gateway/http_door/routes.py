@@ -26,7 +26,6 @@ from gateway.core.request import Generation
 from gateway.dispatcher import Dispatcher
 from gateway.http_door import replies
 from gateway.http_door.answers import Stream, whole
-from gateway.http_door.batch import together
 from gateway.http_door.connection import ClientLeft, EventStream, while_connected
 from gateway.http_door.errors import ErrorReply, Problem, problem_of, problem_of_fields, problem_of_status
 from gateway.http_door.forms import ChatForm, Form, Head, TextForm
@@ -239,7 +238,7 @@ class _Answering:
         self, request: Request, asked: GenerationFields, generations: Sequence[Generation], form: Form
     ) -> Response:
         account: Account = request.state.account
-        events = together([self._dispatcher.generate(each, asked.timeout_seconds, account) for each in generations])
+        events = self._events(generations, asked.timeout_seconds, account)
         model = self._dispatcher.served(asked.model).name
         head = Head(id=f"{form.prefix}-{request.state.request_id}", created=int(time.time()), model=model)
         if not asked.stream:
@@ -249,6 +248,21 @@ class _Answering:
         first = await _first(request, events)
         stream = Stream(form, head, asked.samples, usage=asked.tells_usage, usage_so_far=asked.tells_usage_so_far)
         return EventStream(stream.of(_behind(first, events)), events)
+
+    async def _events(
+        self, generations: Sequence[Generation], seconds: float | None, account: Account
+    ) -> AsyncGenerator[tuple[int, Event]]:
+        """(number of the prompt, event) as they come; the first failure ends all."""
+        if len(generations) == 1:  # nearly always, and one queue less
+            async with aclosing(self._dispatcher.generate(generations[0], seconds, account)) as alone:
+                async for event in alone:
+                    yield 0, event
+            return
+        async with aclosing(self._dispatcher.generate_each(generations, seconds, account)) as together:
+            async for prompt, event in together:
+                if isinstance(event, Exception):
+                    raise event
+                yield prompt, event
 
 
 def _texts(asked: CompletionRequest, decode: Callable[[Sequence[int]], str]) -> list[str]:
