@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from worker.kernels import block_ops, native_small_ops
 from worker.kernels.native_build import Level, NativeUnavailable, usable_levels
-from worker.kernels.small_ops import SmallOps, TorchSmallOps, choose
+from worker.kernels.small_ops import HeadNorms, SmallOps, TorchSmallOps, choose
 
 EPS = 1e-5
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -179,6 +179,62 @@ def test_keys_and_values_are_divided_by_the_scales_of_their_heads(ops: SmallOps,
     assert torch.equal(turn.held(turn.v_pool), block_ops.stored(turn.v, kv_dtype, scales["v_scale"]).double())
 
 
+@dtypes
+@pytest.mark.parametrize("dim", [32, 50, 80, 128])
+def test_heads_are_normed_before_they_turn(ops: SmallOps, dtype: torch.dtype, dim: int) -> None:
+    turn, bare = (Turn(9, dim=dim, dtype=dtype, kv_dtype=dtype) for _ in range(2))
+    norms = HeadNorms(_random(7, dim, dtype=dtype), _random(8, dim, dtype=dtype), EPS)
+    q, k = (x.double() for x in (turn.q, turn.k))
+    q, k = (x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() for x in (q, k))
+
+    out = ops.rope_write(**turn.arguments, norms=norms)
+
+    assert _error(out, turn.wanted(q * norms.q.double())) < TOLERANCES[dtype]
+    assert _error(turn.held(turn.k_pool), turn.wanted(k * norms.k.double())) < TOLERANCES[dtype]
+    ops.rope_write(**bare.arguments)
+    assert torch.equal(turn.held(turn.v_pool), bare.held(bare.v_pool))
+
+
+@dtypes
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_prepared_step_does_to_each_layer_what_a_call_does(ops: SmallOps, dtype: torch.dtype, normed: bool) -> None:
+    turn, heads, layers = Turn(9, dtype=dtype), 6, 3
+    planes, called = (torch.full((2 * layers, 5, 2, 4, 32), torch.nan, dtype=dtype) for _ in range(2))
+    where = {name: turn.arguments[name] for name in ("cos", "sin", "positions", "slots")}
+    norms = HeadNorms(_random(7, 32, dtype=dtype), _random(8, 32, dtype=dtype), EPS) if normed else None
+
+    step = ops.prepare_rope(planes, **where, heads=heads, dtype=dtype)
+
+    for layer in range(layers):
+        packed = _random(layer, 9, 10 * 32, dtype=dtype).contiguous()
+        q, k, v = packed.view(9, 10, 32).split([6, 2, 2], dim=1)
+        pools = {"k_pool": called[2 * layer], "v_pool": called[2 * layer + 1]}
+        out = ops.rope_write(q, k, v, **where, **pools, norms=norms)
+        assert torch.equal(step(layer, packed, norms), out)
+        assert torch.equal(planes[: 2 * layer + 2].nan_to_num(), called[: 2 * layer + 2].nan_to_num())
+        assert planes[2 * layer + 2 :].isnan().all()
+
+
+def test_a_prepared_step_refuses_other_projections_and_places_that_do_not_exist(ops: SmallOps) -> None:
+    turn, planes = Turn(5), torch.full((2, 3, 2, 4, 32), torch.nan)
+    where = {name: turn.arguments[name] for name in ("cos", "sin", "positions", "slots")}
+    packed = torch.zeros(5, 320)
+
+    def step(**changed: Any) -> Any:
+        return ops.prepare_rope(planes, **(where | {"heads": 6, "dtype": torch.float32} | changed))
+
+    for wrong in (packed[:4], packed[:, :-32], packed.bfloat16()):
+        with pytest.raises(ValueError, match=r"wanted"):
+            step()(0, wrong)
+    with pytest.raises(ValueError, match="slots go from 12 to 12, the pool has 12"):
+        step(slots=torch.full((5,), 12))(0, packed)
+    with pytest.raises(ValueError, match="positions go from 55 to 55, cos and sin have 55"):
+        step(positions=torch.full((5,), 55))(0, packed)
+    with pytest.raises(ValueError, match=r"has 5 heads, no multiple of k_pool's 2"):
+        step(heads=5)(0, torch.zeros(5, 9 * 32))
+    assert planes.isnan().all()
+
+
 @pool_dtypes
 def test_a_pool_gets_the_nearest_number_torch_knows(ops: SmallOps, kv_dtype: torch.dtype) -> None:
     """Every number of 8 bits and every bfloat16, the middles between two, and both neighbours of each of these."""
@@ -204,9 +260,11 @@ def test_a_pool_gets_the_nearest_number_torch_knows(ops: SmallOps, kv_dtype: tor
 @settings(max_examples=EXAMPLES)
 @given(tokens=st.integers(1, 40), width=st.integers(1, 300), seed=st.integers(0, 2**32))
 def test_a_gate_is_that_of_transformers(ops: SmallOps, dtype: torch.dtype, tokens: int, width: int, seed: int) -> None:
-    gate, up = _random(seed, tokens, width, dtype=dtype) * 10, _random(seed + 1, tokens, width, dtype=dtype)
+    gate_up = _random(seed, tokens, 2 * width, dtype=dtype) * torch.tensor([10.0, 1.0]).repeat_interleave(width)
+    gate_up = gate_up.to(dtype)
+    gate, up = gate_up.chunk(2, dim=1)
 
-    out = ops.silu_mul(gate, up)
+    out = ops.silu_mul(gate_up)
 
     wide = gate.double()
     assert out.dtype == dtype
@@ -218,7 +276,7 @@ def test_a_gate_is_that_of_transformers(ops: SmallOps, dtype: torch.dtype, token
 def test_the_ends_of_a_gate_are_those_of_torch(ops: SmallOps) -> None:
     gate = torch.tensor([[0.0, -0.0, 1e-30, 200.0, -200.0, 1e38, -1e38, torch.inf, torch.nan, 88.0, -88.0]])
 
-    out = ops.silu_mul(gate, torch.ones_like(gate))
+    out = ops.silu_mul(torch.cat((gate, torch.ones_like(gate)), dim=1))
 
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True)
 
@@ -229,19 +287,19 @@ def test_a_row_gets_the_same_bits_in_any_company_and_on_any_threads(
 ) -> None:
     """S55: alone on one thread, or among enough others that several threads share the rows."""
     tokens, dim = 80, 96
-    x, gate, up = (_random(i, tokens, 4 * 299, dtype=dtype) for i in range(3))
+    x, gate_up = (_random(i, tokens, 4 * 299, dtype=dtype) for i in range(2))
     turn, alone = (Turn(tokens, heads=9, kv_heads=3, dim=dim, dtype=dtype, kv_dtype=dtype) for _ in range(2))
 
     threads(2)
-    together = [ops.rms_norm(x, gate[0], EPS), ops.silu_mul(gate, up), ops.rope_write(**turn.arguments)]
+    together = [ops.rms_norm(x, gate_up[0], EPS), ops.silu_mul(gate_up), ops.rope_write(**turn.arguments)]
 
     threads(1)
     for t in (0, 1, 42, tokens - 1):
         row = slice(t, t + 1)
         one = {name: getattr(alone, name)[row] for name in ("q", "k", "v", "positions", "slots")}
         singly = [
-            ops.rms_norm(x[row], gate[0], EPS),
-            ops.silu_mul(gate[row], up[row]),
+            ops.rms_norm(x[row], gate_up[0], EPS),
+            ops.silu_mul(gate_up[row]),
             ops.rope_write(**(alone.arguments | one)),
         ]
         assert all(torch.equal(a[row], b) for a, b in zip(together, singly, strict=True))
@@ -282,14 +340,14 @@ def test_tensors_that_the_native_code_cannot_read_are_refused(level: Level, x: t
     with pytest.raises(ValueError, match=message):
         ops.rms_norm(x, x[0], EPS)
     with pytest.raises(ValueError, match=message):
-        ops.silu_mul(x, x)
+        ops.silu_mul(x)
 
 
 def test_no_rows_make_no_rows(ops: SmallOps) -> None:
     nothing = torch.empty(0, 32)
 
     assert ops.rms_norm(nothing, torch.ones(32), EPS).shape == (0, 32)
-    assert ops.silu_mul(nothing, nothing).shape == (0, 32)
+    assert ops.silu_mul(nothing).shape == (0, 16)
     assert ops.rope_write(**Turn(0).arguments).shape == (0, 6, 32)
 
 
@@ -314,18 +372,17 @@ def test_a_norm_of_what_does_not_fit_is_refused(ops: SmallOps, changed: dict[str
 
 
 BAD_GATES = {
-    "axes": ({"gate": LINE}, "gate has 1 axes, wanted 2"),
-    "dtype": ({"gate": ROW.int()}, "gate is torch.int32, wanted torch.float32"),
-    "stride": ({"gate": STEPPED}, "gate has stride 2 on its last axis, wanted 1"),
-    "up": ({"up": ROW[:, :7]}, r"up is \[2, 7\], wanted \[2, 8\]"),
-    "up dtype": ({"up": ROW.bfloat16()}, "up is torch.bfloat16 on cpu, gate torch.float32 on cpu"),
+    "axes": (LINE, "gate_up has 1 axes, wanted 2"),
+    "dtype": (ROW.int(), "gate_up is torch.int32, wanted torch.float32"),
+    "stride": (STEPPED, "gate_up has stride 2 on its last axis, wanted 1"),
+    "halves": (ROW[:, :7], "gate_up has rows of 7 elements, which do not make two halves"),
 }
 
 
-@pytest.mark.parametrize(("changed", "message"), BAD_GATES.values(), ids=BAD_GATES)
-def test_a_gate_that_does_not_fit_is_refused(ops: SmallOps, changed: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("gate_up", "message"), BAD_GATES.values(), ids=BAD_GATES)
+def test_a_gate_that_does_not_fit_is_refused(ops: SmallOps, gate_up: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ops.silu_mul(**({"gate": ROW, "up": ROW} | changed))
+        ops.silu_mul(gate_up)
 
 
 LONGS = torch.zeros(5, dtype=torch.int64)
@@ -355,6 +412,7 @@ BAD_TURNS = {
     "pool axes": ("k_pool", lambda x: x[0], "k_pool has 3 axes, wanted 4"),
     "pool dtype": ("k_pool", torch.Tensor.int, "k_pool is torch.int32, wanted"),
     "v_pool": ("v_pool", lambda x: x[:2], r"v_pool is \[2, 2, 4, 32\] of torch.float32, k_pool \[3, 2, 4, 32\]"),
+    "norms": ("norms", lambda _: HeadNorms(torch.ones(32), torch.ones(8), EPS), r"norms.k is \[8\], wanted \[32\]"),
     "k_scale": ("k_scale", lambda _: torch.ones(3), r"k_scale is \[3\] of torch.float32 on cpu, wanted \[2\]"),
 }
 

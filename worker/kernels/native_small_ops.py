@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -9,14 +10,23 @@ import torch
 from worker.kernels import native_build
 from worker.kernels.native import DTYPES, POOL_DTYPES, POOL_TYPES, address
 from worker.kernels.native_build import Level, NativeUnavailable
-from worker.kernels.small_ops_arguments import check_gated, check_norm, check_places, check_rope
+from worker.kernels.small_ops_arguments import (
+    HeadNorms,
+    check_gated,
+    check_norm,
+    check_packed,
+    check_places,
+    check_rope,
+    unpacked,
+)
 
 SOURCE = native_build.SOURCES / "small_ops.cpp"
 
 _NORM = struct.Struct("@4P4qP5if")
-_ROPE = struct.Struct("@13P16q8i")
+_ROPE = struct.Struct("@8Pf7P16q8i")
+_ROPE_OF_A_LAYER = struct.Struct("@8Pf")
 _GATED = struct.Struct("@3P2qP4i")
-"""`Norm`, `Rope` and `Gated` of the C++ file."""
+"""`Norm`, `Rope`, what comes first in it, and `Gated` of the C++ file."""
 
 
 def supports(dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
@@ -52,7 +62,7 @@ class NativeSmallOps:
         self._rope_write = library.octavo_rope_write
         self._silu_mul = library.octavo_silu_mul
         for function in (self._rms_norm, self._rope_write, self._silu_mul):
-            function.argtypes = [ctypes.c_char_p]
+            function.argtypes = [ctypes.c_char_p]  # bytes, or a buffer of them
         self._rms_norm.restype = self._silu_mul.restype = None
         self._rope_write.restype = ctypes.c_int
         self._parallel = native_build.openmp_parallel()
@@ -61,8 +71,9 @@ class NativeSmallOps:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `SmallOps`."""
-        check_norm(x, weight, residual)
-        _check_support("x", x, x.dtype)
+        if not _plain_norm(x, weight, residual):
+            check_norm(x, weight, residual)
+            _check_support("x", x, x.dtype)
         out = torch.empty(x.shape, dtype=x.dtype)
         heads = x.shape[1] if x.dim() == 3 else 1
         self._rms_norm(
@@ -96,63 +107,191 @@ class NativeSmallOps:
         v_pool: torch.Tensor,
         slots: torch.Tensor,
         *,
+        norms: HeadNorms | None = None,
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `SmallOps`."""
-        check_rope(q, k, v, cos, sin, positions, k_pool, v_pool, slots, k_scale, v_scale)
+        check_rope(q, k, v, cos, sin, positions, k_pool, v_pool, slots, norms, k_scale, v_scale)
         _check_support("q", q, k_pool.dtype)
         out = torch.empty(q.shape, dtype=q.dtype)
-        num_blocks, kv_heads, block_size, dim = k_pool.shape
-        sizes = {"table_positions": cos.shape[0], "num_slots": num_blocks * block_size}
-        tensors = (q, k, v, out, cos, sin, positions, slots, k_pool, v_pool)
-        done = self._rope_write(
-            _ROPE.pack(
-                *(tensor.data_ptr() for tensor in tensors),
-                address(k_scale),
-                address(v_scale),
-                self._parallel,
-                *q.stride()[:2],
-                *k.stride()[:2],
-                *v.stride()[:2],
-                *k_pool.stride()[:3],
-                *v_pool.stride()[:3],
-                cos.stride(0),
-                sin.stride(0),
-                *sizes.values(),
-                *q.shape[:2],
-                kv_heads,
-                dim,
-                block_size,
-                q.dtype is torch.bfloat16,
-                POOL_TYPES[k_pool.dtype],
-                torch.get_num_threads(),
-            )
+        frame = self._rope_frame(
+            q, k, v, out, cos, sin, positions, k_pool, v_pool, slots, norms=norms, k_scale=k_scale, v_scale=v_scale
         )
-        if not done:
-            check_places(positions, slots, **sizes)
-            raise AssertionError("the native code refuses positions or slots that check_places accepts")
+        if not self._rope_write(frame):
+            raise _unsound(cos, positions, k_pool, slots)
         return out
 
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def prepare_rope(
+        self,
+        planes: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        *,
+        heads: int,
+        dtype: torch.dtype,
+    ) -> "NativeRopeStep":
         """See `SmallOps`."""
-        check_gated(gate, up)
-        _check_support("gate", gate, gate.dtype)
-        out = torch.empty(gate.shape, dtype=gate.dtype)
+        kv_heads, dim = planes.shape[2], planes.shape[4]
+        packed = torch.empty((len(slots), (heads + 2 * kv_heads) * dim), dtype=dtype)
+        q, k, v = unpacked(packed, heads, kv_heads)
+        check_rope(q, k, v, cos, sin, positions, planes[0], planes[1], slots, None, None, None)
+        _check_support("q", q, planes.dtype)
+        frame = self._rope_frame(q, k, v, q, cos, sin, positions, planes[0], planes[1], slots)
+        held = (cos, sin, positions, planes, slots)
+        return NativeRopeStep(self._rope_write, frame, packed, q.shape, held)
+
+    def _rope_frame(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        slots: torch.Tensor,
+        *,
+        norms: HeadNorms | None = None,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
+    ) -> bytes:
+        """The C++ file's `Rope`. Whoever calls with it keeps the tensors."""
+        num_blocks, kv_heads, block_size, dim = k_pool.shape
+        return _ROPE.pack(
+            *(tensor.data_ptr() for tensor in (q, k, v, out, k_pool, v_pool)),
+            *_norms_of(norms),
+            *(tensor.data_ptr() for tensor in (cos, sin, positions, slots)),
+            address(k_scale),
+            address(v_scale),
+            self._parallel,
+            *q.stride()[:2],
+            *k.stride()[:2],
+            *v.stride()[:2],
+            *k_pool.stride()[:3],
+            *v_pool.stride()[:3],
+            cos.stride(0),
+            sin.stride(0),
+            cos.shape[0],
+            num_blocks * block_size,
+            *q.shape[:2],
+            kv_heads,
+            dim,
+            block_size,
+            q.dtype is torch.bfloat16,
+            POOL_TYPES[k_pool.dtype],
+            torch.get_num_threads(),
+        )
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `SmallOps`."""
+        check_gated(gate_up)
+        _check_support("gate_up", gate_up, gate_up.dtype)
+        tokens, both = gate_up.shape
+        width = both // 2
+        out = torch.empty((tokens, width), dtype=gate_up.dtype)
+        start, stride = gate_up.data_ptr(), gate_up.stride(0)
         self._silu_mul(
             _GATED.pack(
-                gate.data_ptr(),
-                up.data_ptr(),
+                start,
+                start + width * gate_up.itemsize,
                 out.data_ptr(),
-                gate.stride(0),
-                up.stride(0),
+                stride,
+                stride,
                 self._parallel,
-                *gate.shape,
-                gate.dtype is torch.bfloat16,
+                tokens,
+                width,
+                gate_up.dtype is torch.bfloat16,
                 torch.get_num_threads(),
             )
         )
         return out
+
+
+class NativeRopeStep:
+    """`RopeStep`: the arguments lie ready; a layer puts its eight addresses into them."""
+
+    def __init__(
+        self,
+        rope_write: Callable[[object], int],
+        frame: bytes,
+        packed: torch.Tensor,
+        turned: torch.Size,
+        held: tuple[torch.Tensor, ...],
+    ) -> None:
+        """Take a sound frame.
+
+        Args:
+            rope_write: the C++ function.
+            frame: its arguments, but for the addresses.
+            packed: like every layer's projection.
+            turned: the shape of what is returned, [T, Hq, D].
+            held: what the frame points to: cos, sin, positions, planes, slots.
+        """
+        self._rope_write = rope_write
+        self._frame = ctypes.create_string_buffer(frame, len(frame))
+        self._turned, self._dtype, self._shape = turned, packed.dtype, packed.shape
+        self._held = held
+        _, heads, dim = turned
+        planes = held[3]
+        self._k = heads * dim * packed.itemsize
+        self._v = self._k + planes.shape[2] * dim * packed.itemsize
+        self._pools, self._plane = planes.data_ptr(), planes.stride(0) * planes.itemsize
+
+    def __call__(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
+        """See `RopeStep`."""
+        check_packed(packed, self._shape, self._dtype)
+        out = torch.empty(self._turned, dtype=self._dtype)
+        start, pool = packed.data_ptr(), self._pools + 2 * layer * self._plane
+        _ROPE_OF_A_LAYER.pack_into(
+            self._frame,
+            0,
+            start,
+            start + self._k,
+            start + self._v,
+            out.data_ptr(),
+            pool,
+            pool + self._plane,
+            *_norms_of(norms),
+        )
+        if not self._rope_write(self._frame):
+            cos, _, positions, planes, slots = self._held
+            raise _unsound(cos, positions, planes[0], slots)
+        return out
+
+
+def _norms_of(norms: HeadNorms | None) -> tuple[int, int, float]:
+    return (0, 0, 0.0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)
+
+
+def _unsound(cos: torch.Tensor, positions: torch.Tensor, k_pool: torch.Tensor, slots: torch.Tensor) -> AssertionError:
+    """Raise what is wrong with positions or slots that the native code has refused."""
+    check_places(positions, slots, table_positions=cos.shape[0], num_slots=k_pool.shape[0] * k_pool.shape[2])
+    return AssertionError("the native code refuses positions or slots that check_places accepts")
+
+
+def _plain_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    """Whether a call is of the kind that a model makes, which needs no closer look: rows side by side, all alike."""
+    return (
+        x.dtype in DTYPES
+        and x.is_cpu
+        and weight.is_cpu
+        and x.dim() == 2
+        and weight.dtype is x.dtype
+        and weight.shape == x.shape[1:]
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and (
+            residual is None
+            or (
+                residual.is_cpu and residual.dtype is x.dtype and residual.shape == x.shape and residual.is_contiguous()
+            )
+        )
+    )
 
 
 def _row_strides(x: torch.Tensor) -> tuple[int, int]:

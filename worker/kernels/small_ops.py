@@ -12,9 +12,39 @@ import torch
 from torch.nn.functional import silu
 
 from worker.kernels import block_ops
-from worker.kernels.small_ops_arguments import check_gated, check_norm, check_places, check_rope
+from worker.kernels.small_ops_arguments import (
+    HeadNorms,
+    check_gated,
+    check_norm,
+    check_packed,
+    check_places,
+    check_rope,
+    unpacked,
+)
+
+__all__ = ["HeadNorms", "RopeStep", "SmallOps", "TorchSmallOps", "choose"]
 
 log = logging.getLogger("octavo.worker")
+
+
+class RopeStep(Protocol):
+    """`SmallOps.rope_write` for one step, checked when it was prepared, and called once a layer."""
+
+    def __call__(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
+        """Turn and write one layer's queries, keys and values.
+
+        Args:
+            layer: below L.
+            packed: [T, (Hq + 2 Hkv) * D], contiguous: all queries, then all keys, then all values of each token.
+            norms: as for `rope_write`.
+
+        Returns:
+            The turned queries, [T, Hq, D].
+
+        Raises:
+            ValueError: `packed` is not what was prepared for, or (on the CPU) a position or a slot does not exist.
+        """
+        ...
 
 
 class SmallOps(Protocol):
@@ -57,6 +87,7 @@ class SmallOps(Protocol):
         v_pool: torch.Tensor,
         slots: torch.Tensor,
         *,
+        norms: HeadNorms | None = None,
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -75,6 +106,7 @@ class SmallOps(Protocol):
             k_pool: [N, Hkv, S, D] of those dtypes, float8_e4m3fn or float8_e5m2, any strides but the last.
             v_pool: [N, Hkv, S, D], likewise.
             slots: int64 [T], block * S + offset of each token, all different.
+            norms: divide each query and key by the root of its mean square first, times these weights.
             k_scale: float32 [Hkv]: a key is what the pool holds times its head's scale; 1 by default.
             v_scale: float32 [Hkv]: likewise.
 
@@ -86,11 +118,38 @@ class SmallOps(Protocol):
         """
         ...
 
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """SiLU(gate) * up: both [T, F], in one dtype -> [T, F].
+    def prepare_rope(
+        self,
+        planes: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        *,
+        heads: int,
+        dtype: torch.dtype,
+    ) -> RopeStep:
+        """Check once what all layers of a step share.
+
+        Args:
+            planes: [2 L, N, Hkv, S, D], keys and values of every layer in turn, as `rope_write`'s pools.
+            cos: as for `rope_write`, like `sin`, `positions` and `slots`.
+            sin: likewise.
+            positions: likewise.
+            slots: likewise.
+            heads: Hq.
+            dtype: of the projections.
 
         Raises:
-            ValueError: they do not fit each other.
+            ValueError: as `rope_write`.
+        """
+        ...
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """SiLU(gate) * up, of one projection [T, 2 F], all of the gate first -> [T, F].
+
+        Raises:
+            ValueError: its axes, dtype or strides are others.
         """
         ...
 
@@ -105,9 +164,7 @@ class TorchSmallOps:
         check_norm(x, weight, residual)
         if residual is not None:
             x = residual.add_(x)
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
-        return scaled.to(x.dtype).contiguous()
+        return _normed(x.float(), weight, eps).to(x.dtype).contiguous()
 
     def rope_write(
         self,
@@ -121,26 +178,58 @@ class TorchSmallOps:
         v_pool: torch.Tensor,
         slots: torch.Tensor,
         *,
+        norms: HeadNorms | None = None,
         k_scale: torch.Tensor | None = None,
         v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `SmallOps`."""
-        check_rope(q, k, v, cos, sin, positions, k_pool, v_pool, slots, k_scale, v_scale)
+        check_rope(q, k, v, cos, sin, positions, k_pool, v_pool, slots, norms, k_scale, v_scale)
         num_slots = k_pool.shape[0] * k_pool.shape[2]
         check_places(positions, slots, table_positions=cos.shape[0], num_slots=num_slots)
         cos, sin = (table[positions][:, None] for table in (cos, sin))
-        block_ops.write(k_pool, v_pool, _turned(k, cos, sin), v, slots, k_scale=k_scale, v_scale=v_scale)
-        return _turned(q, cos, sin).to(q.dtype).contiguous()
+        wide_q, wide_k = q.float(), k.float()
+        if norms is not None:
+            wide_q, wide_k = _normed(wide_q, norms.q, norms.eps), _normed(wide_k, norms.k, norms.eps)
+        block_ops.write(k_pool, v_pool, _turned(wide_k, cos, sin), v, slots, k_scale=k_scale, v_scale=v_scale)
+        return _turned(wide_q, cos, sin).to(q.dtype).contiguous()
 
-    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def prepare_rope(
+        self,
+        planes: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        *,
+        heads: int,
+        dtype: torch.dtype,
+    ) -> RopeStep:
+        """See `SmallOps`; what is prepared is nothing but the names."""
+        kv_heads, dim = planes.shape[2], planes.shape[4]
+        shape = len(slots), (heads + 2 * kv_heads) * dim
+
+        def write(layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
+            check_packed(packed, shape, dtype)
+            q, k, v = unpacked(packed, heads, kv_heads)
+            pools = planes[2 * layer], planes[2 * layer + 1]
+            return self.rope_write(q, k, v, cos, sin, positions, *pools, slots, norms=norms)
+
+        return write
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `SmallOps`."""
-        check_gated(gate, up)
-        return (silu(gate.float()) * up.float()).to(gate.dtype).contiguous()
+        check_gated(gate_up)
+        gate, up = gate_up.float().chunk(2, dim=1)
+        return (silu(gate) * up).to(gate_up.dtype)
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [T, H, D] by cos and sin [T, 1, D], in float32."""
-    wide = x.float()
+def _normed(wide: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Every row of a float32 tensor [..., E], over the root of its mean square, times weight [E]."""
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def _turned(wide: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate float32 heads [T, H, D] by cos and sin [T, 1, D]."""
     first, second = wide.chunk(2, dim=-1)
     return wide * cos + torch.cat((-second, first), dim=-1) * sin
 

@@ -1,9 +1,27 @@
 """What the arguments of the small operations must be to one another; messages name the tensor and both numbers."""
 
+from typing import NamedTuple
+
 import torch
 
 from worker.kernels.arguments import POOL_DTYPES, QUERY_DTYPES, check_dtype, check_last_axis, check_rank
 from worker.kernels.block_ops import check_scales, check_slots, check_write
+
+
+class HeadNorms(NamedTuple):
+    """Norms of every query and key, head by head, before they are turned: Qwen3's."""
+
+    q: torch.Tensor
+    """[D], in the activations' dtype."""
+    k: torch.Tensor
+    """[D], likewise."""
+    eps: float
+
+
+def unpacked(packed: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
+    """Queries [T, Hq, D], keys and values [T, Hkv, D] of one projection [T, (Hq + 2 Hkv) * D], as views."""
+    parts = packed.unflatten(1, (heads + 2 * kv_heads, -1))
+    return parts.split([heads, kv_heads, kv_heads], dim=1)
 
 
 def check_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
@@ -21,16 +39,17 @@ def check_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | N
         _check_like("residual", residual, x.shape, "x", x)
 
 
-def check_gated(gate: torch.Tensor, up: torch.Tensor) -> None:
-    """Check gate and up, both [T, F].
+def check_gated(gate_up: torch.Tensor) -> None:
+    """Check gate_up, [T, 2 F].
 
     Raises:
-        ValueError: one does not fit.
+        ValueError: it does not fit.
     """
-    check_rank("gate", gate, 2)
-    check_dtype("gate", gate, QUERY_DTYPES)
-    check_last_axis("gate", gate)
-    _check_like("up", up, gate.shape, "gate", gate)
+    check_rank("gate_up", gate_up, 2)
+    check_dtype("gate_up", gate_up, QUERY_DTYPES)
+    check_last_axis("gate_up", gate_up)
+    if gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up has rows of {gate_up.shape[1]} elements, which do not make two halves")
 
 
 def check_rope(
@@ -43,6 +62,7 @@ def check_rope(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     slots: torch.Tensor,
+    norms: HeadNorms | None,
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> None:
@@ -61,8 +81,11 @@ def check_rope(
         raise ValueError(f"q has heads of {dim} elements, which do not make two halves")
     if not kv_heads or heads % kv_heads:
         raise ValueError(f"q has {heads} heads, no multiple of k_pool's {kv_heads}")
-    for name, tensor in (("k", k), ("v", v)):
-        _check_like(name, tensor, (tokens, kv_heads, dim), "q", q)
+    _check_like("k", k, (tokens, kv_heads, dim), "q", q)
+    _check_like("v", v, (tokens, kv_heads, dim), "q", q)
+    if norms is not None:
+        _check_like("norms.q", norms.q, (dim,), "q", q)
+        _check_like("norms.k", norms.k, (dim,), "q", q)
     _check_angles(cos, sin, positions, tokens, dim)
     if slots.shape[0] != tokens:
         raise ValueError(f"slots has {slots.shape[0]} entries, wanted {tokens}, the rows of q")
@@ -75,6 +98,19 @@ def check_rope(
     for name, tensor in rows.items():
         if tensor is not None:
             check_last_axis(name, tensor)
+
+
+def check_packed(packed: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Check a projection of queries, keys and values, [T, (Hq + 2 Hkv) * D].
+
+    Raises:
+        ValueError: it is another than what was prepared for.
+    """
+    if packed.dtype is not dtype or packed.shape != shape or not packed.is_contiguous():
+        raise ValueError(
+            f"packed is {list(packed.shape)} of {packed.dtype} with strides {list(packed.stride())}, "
+            f"wanted {list(shape)} of {dtype}, contiguous"
+        )
 
 
 def _check_angles(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, tokens: int, dim: int) -> None:

@@ -76,11 +76,14 @@ struct Norm {
 };
 
 struct Rope {
-  const void *q, *k, *v;  // [T, Hq, D], [T, Hkv, D]
-  void* out;              // [T, Hq, D], contiguous
+  // What changes from layer to layer comes first: the rest is filled once a step.
+  const void *q, *k, *v;          // [T, Hq, D], [T, Hkv, D]
+  void* out;                      // [T, Hq, D], contiguous
+  void *k_pool, *v_pool;          // [N, Hkv, S, D]
+  const void *q_norm, *k_norm;    // [D], or null
+  float eps;                      // of the norms
   const float *cos, *sin;             // [P, D]
   const int64_t *positions, *slots;   // [T]
-  void *k_pool, *v_pool;              // [N, Hkv, S, D]
   const float *k_scale, *v_scale;     // [Hkv], or null
   Parallel parallel;
   int64_t q_strides[2], k_strides[2], v_strides[2];  // token, head
@@ -98,6 +101,17 @@ struct Gated {
   int32_t tokens, elements, is_bfloat16, threads;
 };
 
+// What a row is multiplied with, beside its weight, to be normed: one over the root of its mean square.
+template <typename X>
+inline float norm_factor(const X* x, int elements, float eps) {
+  Floats squares{};
+  for_vectors(elements, [&](int i, auto n) {
+    const Floats part = load(x + i, n);
+    squares += part * part;
+  });
+  return 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(elements) + eps);
+}
+
 template <typename X>
 void normalise(const Norm& a) {
   const X* weight = static_cast<const X*>(a.weight);
@@ -109,12 +123,7 @@ void normalise(const Norm& a) {
       for_vectors(a.elements, [&](int i, auto n) { store(sum + i, load(sum + i, n) + load(x + i, n), n); });
       x = sum;  // as it was rounded: the norm is that of the residual which the next layer gets
     }
-    Floats squares{};
-    for_vectors(a.elements, [&](int i, auto n) {
-      const Floats part = load(x + i, n);
-      squares += part * part;
-    });
-    const float factor = 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(a.elements) + a.eps);
+    const float factor = norm_factor(x, a.elements, a.eps);
     X* out = static_cast<X*>(a.out) + static_cast<int64_t>(row) * a.elements;
     for_vectors(a.elements, [&](int i, auto n) { store(out + i, load(x + i, n) * factor * load(weight + i, n), n); });
   });
@@ -124,16 +133,33 @@ void normalise(const Norm& a) {
 inline float scale_of(const float* scales, int head) { return scales ? scales[head] : 1.0f; }
 inline Floats divided(Floats x, float scale) { return scale == 1.0f ? x : x / scale; }
 
-// The second half of a head turns against the first, as in transformers' Llama.
-template <typename X, typename To>
-inline void rotate(const X* x, const float* cos, const float* sin, int dim, float scale, To* to) {
+// The angles of one token, [D] each.
+struct Angles {
+  const float *cos, *sin;
+};
+
+// The second half of a head turns against the first, as in transformers' Llama. `head(i, count)` gives its elements.
+template <typename Head, typename To>
+inline void rotate(const Head& head, Angles angles, int dim, float scale, To* to) {
   const int half = dim / 2;
   for_vectors(half, [&](int i, auto n) {
     const int j = half + i;
-    const Floats a = load(x + i, n), b = load(x + j, n);
-    store(to + i, divided(a * load(cos + i, n) - b * load(sin + i, n), scale), n);
-    store(to + j, divided(b * load(cos + j, n) + a * load(sin + j, n), scale), n);
+    const Floats a = head(i, n), b = head(j, n);
+    store(to + i, divided(a * load(angles.cos + i, n) - b * load(angles.sin + i, n), scale), n);
+    store(to + j, divided(b * load(angles.cos + j, n) + a * load(angles.sin + j, n), scale), n);
   });
+}
+
+// Rotates a head x [D], normed first where there is a weight.
+template <typename X, typename To>
+inline void turn(const X* x, const void* weight, float eps, Angles angles, int dim, float scale, To* to) {
+  if (weight == nullptr) {
+    rotate([&](int i, auto n) { return load(x + i, n); }, angles, dim, scale, to);
+    return;
+  }
+  const float factor = norm_factor(x, dim, eps);
+  const X* weights = static_cast<const X*>(weight);
+  rotate([&](int i, auto n) { return load(x + i, n) * factor * load(weights + i, n); }, angles, dim, scale, to);
 }
 
 template <typename X, typename KV>
@@ -146,12 +172,15 @@ void rope_and_write(const Rope& a) {
     return static_cast<KV*>(data) + block * strides[0] + head * strides[1] + offset * strides[2];
   };
   for_rows({a.parallel, a.threads}, a.tokens, (a.heads + 2 * a.kv_heads) * a.dim, [&](int token) {
-    const float *cos = a.cos + a.positions[token] * a.cos_stride, *sin = a.sin + a.positions[token] * a.sin_stride;
+    const int64_t position = a.positions[token];
+    const Angles angles = {a.cos + position * a.cos_stride, a.sin + position * a.sin_stride};
     X* out = static_cast<X*>(a.out) + static_cast<int64_t>(token) * a.heads * a.dim;
-    for (int h = 0; h < a.heads; h++) rotate(head_of(a.q, a.q_strides, token, h), cos, sin, a.dim, 1.0f, out + h * a.dim);
+    for (int h = 0; h < a.heads; h++) {
+      turn(head_of(a.q, a.q_strides, token, h), a.q_norm, a.eps, angles, a.dim, 1.0f, out + h * a.dim);
+    }
     for (int h = 0; h < a.kv_heads; h++) {
       KV* key = slot_of(a.k_pool, a.k_pool_strides, a.slots[token], h);
-      rotate(head_of(a.k, a.k_strides, token, h), cos, sin, a.dim, scale_of(a.k_scale, h), key);
+      turn(head_of(a.k, a.k_strides, token, h), a.k_norm, a.eps, angles, a.dim, scale_of(a.k_scale, h), key);
       const X* value = head_of(a.v, a.v_strides, token, h);
       KV* to = slot_of(a.v_pool, a.v_pool_strides, a.slots[token], h);
       const float scale = scale_of(a.v_scale, h);
