@@ -72,6 +72,7 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
     folder = models.find(config.model, config.models_dir)
     options = RunnerOptions(
         device=config.device,
+        road=config.model_road,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
         threads=config.threads,

@@ -20,7 +20,7 @@ from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import SharedPrefixes, shared_prefix
 from worker.kv_pool import KVPool
 from worker.model.batch import Batch, Forward
-from worker.model.loader import LoadedModel, device_of, dtype_of, kv_dtype_of, load
+from worker.model.loader import LoadedModel, Road, device_of, dtype_of, kv_dtype_of, load
 from worker.model.outcome import logit_rows, outcome
 
 log = logging.getLogger("octavo.worker")
@@ -49,6 +49,8 @@ class RunnerOptions:
     """Of the pool: one of those, float8_e4m3fn or float8_e5m2; auto is `dtype`."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    road: Road = "auto"
+    """Our own layers or transformers'; see `worker.model.loader.Road`."""
     threads: int = 0
     """Threads of torch on the CPU; 0 leaves its own choice."""
     deterministic: bool = False
@@ -163,7 +165,9 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     device = device_of(options.device)
     dtype = dtype_of(options.dtype, device)
     kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
-    loaded = load(folder, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=options.block_size)
+    loaded = load(
+        folder, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=options.block_size, road=options.road
+    )
     pool = KVPool.within_budget(loaded.shape, _budget(folder, loaded, options), device)
     log.info("kv_pool", extra={"bytes": pool.num_bytes, "blocks": pool.num_blocks, "tokens": pool.capacity_tokens})
     runner = Runner(loaded.forward, pool, device, shares_prefixes=options.shares_prefixes_on(device))

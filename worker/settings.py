@@ -24,6 +24,11 @@ class WorkerSettings(ServiceSettings):
     models_dir: Folder = Field(
         default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
     )
+    model_road: Literal["auto", "fast", "generic"] = Field(
+        default="auto",
+        description="fast: our own layers, for models of the Llama family; generic: transformers' own; auto: the fast "
+        "one where it knows the model",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="of weights and activations; auto: float32 on a CPU, bfloat16 on CUDA"

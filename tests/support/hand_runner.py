@@ -13,7 +13,7 @@ from octavo.records import SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan
 from worker.kernels import Attend
 from worker.kv_pool import KVPool
-from worker.model.loader import load
+from worker.model.loader import Road, load
 from worker.runner import Runner
 
 BLOCK_SIZE = 16
@@ -64,11 +64,14 @@ class HandRunner:
         dtype: torch.dtype = torch.float32,
         *,
         kv_dtype: torch.dtype | None = None,
+        road: Road = "auto",
         shares_prefixes: bool = False,
     ) -> None:
         device = torch.device("cpu")
         described = models.find(str(folder), folder.parent)
-        loaded = load(described, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=BLOCK_SIZE, attend=attend)
+        loaded = load(
+            described, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=BLOCK_SIZE, attend=attend, road=road
+        )
         self.pool = KVPool(loaded.shape, num_blocks, device)
         self.runner = Runner(loaded.forward, self.pool, device, shares_prefixes=shares_prefixes)
         for layer in range(loaded.shape.num_layers):

@@ -13,14 +13,24 @@ Modules that need a compiler or Triton are imported when they are chosen, never 
 """
 
 import logging
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, runtime_checkable
 
 import torch
 
 from worker.kernels.arguments import Option, Options, check_batch, options_of
 from worker.kernels.shared_prefix import SharedPrefixes
 
-__all__ = ["Attend", "Option", "Options", "SharedPrefixes", "check_batch", "choose", "options_of"]
+__all__ = [
+    "Attend",
+    "AttendStep",
+    "Option",
+    "Options",
+    "SharedPrefixes",
+    "check_batch",
+    "choose",
+    "options_of",
+    "prepare",
+]
 
 log = logging.getLogger("octavo.worker")
 
@@ -67,6 +77,75 @@ class Attend(Protocol):
                 as on a GPU it would stall the step: there, call `check_batch` on the host's copies once a step.
         """
         ...
+
+
+class AttendStep(Protocol):
+    """`Attend` for one step, checked when it was prepared, and called once a layer."""
+
+    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Attend with one layer's queries [T, Hq, D] -> [T, Hq, D], contiguous.
+
+        Raises:
+            ValueError: q is not like what was prepared for, or a value of the plan is out of its range.
+            IndexError: the pool has no such layer.
+        """
+        ...
+
+
+@runtime_checkable
+class _Preparing(Protocol):
+    """An implementation that gains from knowing a step before its layers."""
+
+    def prepare(
+        self,
+        planes: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        query_starts: torch.Tensor,
+        scale: float,
+        *,
+        q_like: torch.Tensor,
+        **options: Unpack[Options],
+    ) -> AttendStep: ...
+
+
+def prepare(
+    attend: Attend,
+    planes: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    query_starts: torch.Tensor,
+    scale: float,
+    *,
+    q_like: torch.Tensor,
+    **options: Unpack[Options],
+) -> AttendStep:
+    """Tell an implementation once what all layers of a step share: checks cost as much as a small layer's attention.
+
+    Args:
+        attend: the implementation.
+        planes: [2 L, N, Hkv, S, D], keys and values of every layer in turn.
+        tables: as for `Attend`, like `lengths`, `query_starts`, `scale` and the options.
+        lengths: likewise.
+        query_starts: likewise.
+        scale: likewise.
+        q_like: every layer's queries have its shape, strides and dtype; its values are not read.
+        **options: likewise, for all layers.
+
+    Raises:
+        ValueError: as `Attend`, of what is known so far.
+    """
+    if isinstance(attend, _Preparing):
+        return attend.prepare(planes, tables, lengths, query_starts, scale, q_like=q_like, **options)
+    layers = len(planes) // 2
+
+    def step(layer: int, q: torch.Tensor) -> torch.Tensor:
+        if not 0 <= layer < layers:
+            raise IndexError(f"layer {layer}, the pool has {layers}")
+        pools = planes[2 * layer], planes[2 * layer + 1]
+        return attend(q, *pools, tables, lengths, query_starts, scale, **options)
+
+    return step
 
 
 def choose(

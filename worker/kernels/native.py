@@ -6,6 +6,7 @@ contiguous tensors.
 
 import ctypes
 import struct
+from collections.abc import Callable
 from functools import cache
 from typing import Unpack
 
@@ -22,12 +23,14 @@ POOL_DTYPES = (*DTYPES, torch.float8_e4m3fn, torch.float8_e5m2)
 MAX_HEAD_DIM = 256
 
 POOL_TYPES = {dtype: number for number, dtype in enumerate(POOL_DTYPES)}
-_UNSOUND_BATCH, _OUT_OF_MEMORY = 1, 2
+_OUT_OF_MEMORY = 2
+"""What the C++ function returns for want of memory; 0 is success, 1 an unsound batch."""
 
 
 _ARGUMENTS = struct.Struct("@7P9q12i2f4P")
-"""`OctavoAttention` of the C++ file: addresses, strides, sizes, factors, addresses. A ctypes.Structure would take ten
-times as long to fill, as long as a small call computes."""
+_ARGUMENTS_OF_A_LAYER = struct.Struct("@4P")
+"""`OctavoAttention` of the C++ file (addresses, strides, sizes, factors, addresses), and what comes first in it. A
+ctypes.Structure would take ten times as long to fill, as long as a small call computes."""
 
 
 def supports(
@@ -82,19 +85,67 @@ class NativeAttention:
         **options: Unpack[Options],
     ) -> torch.Tensor:
         """Attend: q [T, Hq, D]; k_pool, v_pool [N, Hkv, S, D]; tables [B, M] -> [T, Hq, D]. See `Attend`."""
+        out = self._out_of_checked(q, k_pool, v_pool, tables, lengths, query_starts, options)
+        outcome = self._attend(self._frame(q, k_pool, v_pool, out, tables, lengths, query_starts, scale, options))
+        if outcome:
+            raise _failure(outcome, q, k_pool, v_pool, tables, lengths, query_starts, options)
+        return out
+
+    def prepare(
+        self,
+        planes: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        query_starts: torch.Tensor,
+        scale: float,
+        *,
+        q_like: torch.Tensor,
+        **options: Unpack[Options],
+    ) -> "NativeAttendStep":
+        """See `worker.kernels.prepare`."""
+        plan = (tables, lengths, query_starts)
+        out = self._out_of_checked(q_like, planes[0], planes[1], *plan, options)
+        frame = self._frame(q_like, planes[0], planes[1], out, *plan, scale, options)
+        return NativeAttendStep(self._attend, frame, q_like, planes, plan, options)
+
+    def _out_of_checked(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        query_starts: torch.Tensor,
+        options: Options,
+    ) -> torch.Tensor:
+        """Where the result goes, once all arguments are found to fit."""
         check_tensors(q, k_pool, v_pool, tables, lengths, query_starts, **options)
+        _check_support(q, k_pool.dtype, q.shape[2])
+        return torch.empty(q.shape, dtype=q.dtype)
+
+    def _frame(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        out: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+        query_starts: torch.Tensor,
+        scale: float,
+        options: Options,
+    ) -> bytes:
+        """The C++ file's `OctavoAttention`. Whoever calls with it keeps the tensors."""
         tokens, heads, dim = q.shape
         num_blocks, kv_heads, block_size, _ = k_pool.shape
-        _check_support(q, k_pool.dtype, dim)
-        out = torch.empty((tokens, heads, dim), dtype=q.dtype)
-        arguments = _ARGUMENTS.pack(
+        return _ARGUMENTS.pack(
             q.data_ptr(),
             k_pool.data_ptr(),
             v_pool.data_ptr(),
+            out.data_ptr(),
             tables.data_ptr(),
             lengths.data_ptr(),
             query_starts.data_ptr(),
-            out.data_ptr(),
             *q.stride()[:2],
             *k_pool.stride()[:3],
             *v_pool.stride()[:3],
@@ -117,13 +168,70 @@ class NativeAttention:
             address(options.get("v_scale")),
             self._parallel,
         )
-        outcome = self._attend(arguments)
-        if outcome == _OUT_OF_MEMORY:
-            raise MemoryError("no memory for the partial results of an attention call")
-        if outcome == _UNSOUND_BATCH:
-            check_arguments(q, k_pool, v_pool, tables, lengths, query_starts, **options)
-            raise AssertionError("the native code refuses a batch that check_batch accepts")
+
+
+class NativeAttendStep:
+    """`worker.kernels.AttendStep`: the arguments lie ready; a layer puts its four addresses into them."""
+
+    def __init__(
+        self,
+        attend: Callable[[object], int],
+        frame: bytes,
+        q_like: torch.Tensor,
+        planes: torch.Tensor,
+        plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        options: Options,
+    ) -> None:
+        """Take a checked frame.
+
+        Args:
+            attend: the C++ function.
+            frame: its arguments, but for the addresses.
+            q_like: every layer's queries have its shape, strides and dtype.
+            planes: [2 L, N, Hkv, S, D].
+            plan: tables, lengths and query_starts, which the frame points to.
+            options: likewise.
+        """
+        self._attend = attend
+        self._frame = ctypes.create_string_buffer(frame, len(frame))
+        self._shape, self._strides, self._dtype = q_like.shape, q_like.stride(), q_like.dtype
+        self._planes, self._plan, self._options = planes, plan, options
+        self._pools, self._plane = planes.data_ptr(), planes.stride(0) * planes.itemsize
+        self._layers = len(planes) // 2
+
+    def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """See `worker.kernels.AttendStep`."""
+        if q.dtype is not self._dtype or q.shape != self._shape or q.stride() != self._strides:
+            raise ValueError(
+                f"q is {list(q.shape)} of {q.dtype} with strides {list(q.stride())}, "
+                f"wanted {list(self._shape)} of {self._dtype} with strides {list(self._strides)}"
+            )
+        if not 0 <= layer < self._layers:
+            raise IndexError(f"layer {layer}, the pool has {self._layers}")
+        out = torch.empty(self._shape, dtype=self._dtype)
+        pool = self._pools + 2 * layer * self._plane
+        _ARGUMENTS_OF_A_LAYER.pack_into(self._frame, 0, q.data_ptr(), pool, pool + self._plane, out.data_ptr())
+        if outcome := self._attend(self._frame):
+            pools = self._planes[2 * layer], self._planes[2 * layer + 1]
+            raise _failure(outcome, q, *pools, *self._plan, self._options)
         return out
+
+
+def _failure(
+    outcome: int,
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    query_starts: torch.Tensor,
+    options: Options,
+) -> Exception:
+    """What an outcome of the C++ function means. Raises the ValueError that names what is unsound in a batch."""
+    if outcome == _OUT_OF_MEMORY:
+        return MemoryError("no memory for the partial results of an attention call")
+    check_arguments(q, k_pool, v_pool, tables, lengths, query_starts, **options)
+    return AssertionError("the native code refuses a batch that check_batch accepts")
 
 
 def address(tensor: torch.Tensor | None) -> int:

@@ -241,10 +241,13 @@ class NativeRopeStep:
         self._k = heads * dim * packed.itemsize
         self._v = self._k + planes.shape[2] * dim * packed.itemsize
         self._pools, self._plane = planes.data_ptr(), planes.stride(0) * planes.itemsize
+        self._layers = len(planes) // 2
 
     def __call__(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
         """See `RopeStep`."""
         check_packed(packed, self._shape, self._dtype)
+        if not 0 <= layer < self._layers:
+            raise IndexError(f"layer {layer}, the pool has {self._layers}")
         out = torch.empty(self._turned, dtype=self._dtype)
         start, pool = packed.data_ptr(), self._pools + 2 * layer * self._plane
         _ROPE_OF_A_LAYER.pack_into(

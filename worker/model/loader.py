@@ -3,10 +3,11 @@
 A weight that keeps its dtype on a CPU is a page of the file, so two workers of one machine hold it once.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -14,9 +15,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from octavo.models import ModelFolder, weight_files
-from worker.kernels import Attend, choose
+from worker.kernels import Attend, choose, small_ops
 from worker.kv_pool import PoolShape
+from worker.model import linear, llama_weights
+from worker.model.batch import Forward
 from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel, longest_text, probe
+from worker.model.llama import LlamaModel
+
+log = logging.getLogger("octavo.worker")
+
+Road = Literal["auto", "fast", "generic"]
+"""How a model runs: as our own layers, or as transformers' unchanged; auto is the first where it knows the model."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = DTYPES | {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
@@ -32,7 +41,7 @@ _MOVING_ROPE = {"dynamic", "longrope"}
 class LoadedModel:
     """A model ready to run, and the pool it needs."""
 
-    forward: GenericModel
+    forward: Forward
     shape: PoolShape
     dtype: torch.dtype
     device: torch.device
@@ -59,7 +68,7 @@ def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
     return dtype if name == "auto" else KV_DTYPES[name]
 
 
-def load(
+def load(  # noqa: PLR0913 - by keyword, each of its own kind
     folder: ModelFolder,
     *,
     dtype: torch.dtype,
@@ -67,14 +76,15 @@ def load(
     device: torch.device,
     block_size: int,
     attend: Attend | None = None,
+    road: Road = "auto",
 ) -> LoadedModel:
     """The model of a folder, with our attention in it: `attend`, or by default the fastest there is here.
 
     Its pool is of `kv_dtype`, by default of `dtype`.
 
     Raises:
-        UnsupportedModel: the model needs what our attention cannot do; said before its weights are read where its
-            config tells.
+        UnsupportedModel: the model needs what our attention cannot do, or what the road that is asked for cannot; said
+            before its weights are read where its config tells.
         ValueError: the folder cannot be read, or lacks a weight.
         FileNotFoundError: a weight file is missing.
     """
@@ -83,6 +93,7 @@ def load(
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     if (reason := refusal(config)) is not None:
         raise UnsupportedModel(f"{folder.name} is not served: {reason}")
+    fast = _takes_fast_road(folder, config, road)
     text = config.get_text_config(decoder=True)
     shape = PoolShape(
         num_layers=text.num_hidden_layers,
@@ -92,9 +103,28 @@ def load(
         dtype=kv_dtype or dtype,
     )
     model = _load_weights(folder, dtype, device)
-    options = probe(model, shape, _windows(text))
+    windows = _windows(text)
+    options = probe(model, shape, windows)
     attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim, options=options)
-    return LoadedModel(forward=GenericModel(model, attend), shape=shape, dtype=dtype, device=device)
+    forward = GenericModel(model, attend)
+    if fast:
+        weights = llama_weights.take(model, linear.choose(device=device, dtype=dtype), windows)
+        ops = small_ops.choose(device=device, dtype=dtype, kv_dtype=kv_dtype)
+        forward = LlamaModel(weights, attend, ops)
+    return LoadedModel(forward=forward, shape=shape, dtype=dtype, device=device)
+
+
+def _takes_fast_road(folder: ModelFolder, config: PreTrainedConfig, road: Road) -> bool:
+    """Log which road the model takes, and why. Raises UnsupportedModel if it cannot take the one asked for."""
+    if road == "generic":
+        reason = "asked for"
+    elif (reason := llama_weights.misfit(config)) is None:
+        log.info("model_road", extra={"road": "fast", "reason": f"{config.model_type} is of the Llama family"})
+        return True
+    elif road == "fast":
+        raise UnsupportedModel(f"{folder.name} cannot take the fast road: {reason}")
+    log.info("model_road", extra={"road": "generic", "reason": reason})
+    return False
 
 
 def refusal(config: PreTrainedConfig) -> str | None:

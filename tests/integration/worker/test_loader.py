@@ -19,7 +19,7 @@ from tests.support.hand_runner import HandRunner, Stream
 from tests.support.oracle import solo_greedy
 from worker.kernels import torch_cpu
 from worker.model.generic import UnsupportedModel
-from worker.model.loader import LoadedModel, load, refusal
+from worker.model.loader import LoadedModel, Road, load, refusal
 
 SMALL: dict[str, Any] = {"vocab_size": tiny_model.VOCAB_SIZE}
 DEPTH: dict[str, Any] = {
@@ -122,8 +122,8 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
 def test_weights_in_their_own_dtype_are_pages_of_the_file(tmp_path: Path) -> None:
     """Two workers of a machine hold them once."""
     folder = tiny_model.save_tiny_llama(tmp_path / "model")
-    load_tiny(folder)  # imports and caches
-    kept = load_tiny(folder)
+    load_tiny(folder, road="generic")  # imports and caches
+    kept = load_tiny(folder, road="generic")
     maps = Path("/proc/self/smaps").read_text()
     assert kept.forward.vocab_size == tiny_model.VOCAB_SIZE
     assert str(folder / "model.safetensors") in maps
@@ -151,6 +151,7 @@ def test_a_folder_whose_files_do_not_fit_together_is_refused_by_its_path(
         load_tiny(folder)
 
 
-def load_tiny(folder: Path) -> LoadedModel:
+def load_tiny(folder: Path, road: Road = "auto") -> LoadedModel:
     described = models.find(str(folder), folder.parent)
-    return load(described, dtype=torch.float32, device=torch.device("cpu"), block_size=16, attend=torch_cpu.attend)
+    cpu = torch.device("cpu")
+    return load(described, dtype=torch.float32, device=cpu, block_size=16, attend=torch_cpu.attend, road=road)

@@ -104,10 +104,11 @@ void attend(const Call<KV>& call) {
 
 // The arguments of the one exported function, in step with `_ARGUMENTS` in native.py. Strides in elements.
 struct OctavoAttention {
+  // What changes from layer to layer comes first: the rest is filled once a step.
   void* q;  // only read
   const void *k_pool, *v_pool;
-  const int32_t *tables, *lengths, *query_starts;
   void* out;
+  const int32_t *tables, *lengths, *query_starts;
   int64_t q_strides[2];  // token, head
   int64_t k_strides[3];  // block, head, slot
   int64_t v_strides[3];
