@@ -19,17 +19,32 @@ from tests.support.worker_service import (
     until,
     worker_service,
 )
+from worker.core.step import StepPlan, StepResult
 from worker.runner import Runner, RunnerOptions, open_runner
 
 SIZE = 16
 """Positions of a block."""
 
 
+class WatchedRunner:
+    """A runner, and what it was asked for."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.plans: list[StepPlan] = []
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        return self._runner.execute(plan)
+
+
 class Stack:
     """Manager, worker and one gateway."""
 
-    def __init__(self, folder: Path, manager: ManagerProcess, worker: WorkerService) -> None:
+    def __init__(self, folder: Path, manager: ManagerProcess, worker: WorkerService, plans: list[StepPlan]) -> None:
         self.folder = folder
+        self.plans = plans
+        """Of all steps, in order."""
         self.manager = manager
         self.worker = worker
         self.gateway: GatewayStandIn = worker.gateway()
@@ -67,11 +82,12 @@ async def stack(
     shape = open_tiny(folder, size, kv_memory_bytes=1 << 20)[0].pool.shape
     runner, pool = open_tiny(folder, size, kv_memory_bytes=blocks * shape.bytes_per_block)
     assert pool.num_blocks == blocks
+    watched = WatchedRunner(runner)
     async with (
         manager_process(min_copy_tokens) as manager,
-        worker_service(pool, runner, attend(manager), **limits) as worker,
+        worker_service(pool, watched, attend(manager), **limits) as worker,
     ):
-        yield Stack(folder, manager, worker)
+        yield Stack(folder, manager, worker, watched.plans)
 
 
 def open_tiny(folder: Path, size: int, kv_memory_bytes: int) -> tuple[Runner, PoolSpec]:

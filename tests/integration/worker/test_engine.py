@@ -71,6 +71,33 @@ async def test_preemption_changes_no_text(folder: Path):
         await serving.until_at_rest()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_a_request_of_high_priority_starts_within_two_steps_and_changes_no_text(folder: Path, overlap: bool):
+    """S21: all places are taken by low ones, of which one is preempted, once.
+
+    This model's steps are shorter than an exchange; so where they overlap, some run while the manager is still asked.
+    """
+    async with stack(folder, blocks=64, max_running=3, overlap=overlap) as serving:
+        low = [submission(number, prompt(number, SIZE + number), 60) for number in range(3)]
+        high = submission(9, prompt(9, SIZE), 4, priority=1)
+        for request in low:
+            await serving.gateway.submit(request)
+        while len(serving.gateway.heard.of(2).tokens.get(0, [])) < 3:
+            await serving.gateway.hear()
+        outbox, begun = serving.worker.engine.open_outbox(), serving.worker.engine.counts.steps
+        serving.worker.engine.submit(outbox, high)
+        async for report in outbox.reports():
+            serving.gateway.heard.hear(report)
+            if report.finished:
+                break
+        at = next(at for at, plan in enumerate(serving.plans) if high.prompt in [chunk.tokens for chunk in plan.chunks])
+        assert overlap or at - begun < 2
+        await serving.gateway.until_ended(*low)
+        serving.assert_greedy(*low, high)
+        assert serving.worker.scheduler.load().preemptions == 1
+        await serving.until_at_rest()
+
+
 @pytest.mark.parametrize("blocks", [64, 7])
 async def test_forked_samples_are_four_runs_and_the_first_may_end_before_the_others(folder: Path, blocks: int):
     """S10, S28: a prompt of two blocks and 5, and four samples; with 7 blocks there is no room for the forks."""

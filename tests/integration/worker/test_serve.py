@@ -8,7 +8,7 @@ import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
 from octavo.metrics import metrics_endpoint
-from octavo.records import Exchange, StepReport
+from octavo.records import Exchange, Grant, StepReport
 from octavo.v1 import worker_pb2 as v1
 from octavo.wire import submission_to_wire
 from tests.support import books
@@ -337,6 +337,107 @@ async def test_a_step_that_raises_ends_its_requests_and_no_others(
     assert_served(gateway, SHORT)
     assert [record.message for record in caplog.records].count("step_failed") == 1
     await until(lambda: manager.audit().held_blocks == 0)
+
+
+# ---- side by side ----------------------------------------------------------------------------------------------
+
+
+async def test_what_the_next_step_needs_is_asked_for_while_a_step_runs(runner: FunctionRunner):
+    """The step that fills a block is held: the next one's block is there before it is over."""
+    client, turnstile = LedgerClient(), Turnstile(runner)
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        wanted = submission(1, range(POOL.block_size), POOL.block_size + 2)
+        await gateway.submit(wanted)
+        await turnstile.until_waiting(1)
+        await until(lambda: len(client.exchanges) == 2)
+        assert [wish.positions for wish in client.exchanges[-1].reserves] == [POOL.block_size + 1]
+        turnstile.let_through(100)
+        await gateway.until_ended(wanted)
+        assert_served(gateway, wanted)
+
+
+async def test_a_step_waits_for_no_answer_while_somebody_has_room(runner: FunctionRunner):
+    """The manager is silent while what one step filled is told; the next steps run until the block is full."""
+    client, told = LedgerClient(), asyncio.Event()
+    answer = client.exchange
+
+    async def late(exchange: Exchange) -> Grant:
+        if exchange.commits:
+            await told.wait()
+        return await answer(exchange)
+
+    client.exchange = late
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        wanted = submission(1, range(POOL.block_size + 1), 20)
+        await gateway.submit(wanted)
+        await until(lambda: len(runner.steps) == POOL.block_size)
+        assert worker.engine.counts.lost_managers == 0
+        told.set()
+        await gateway.until_ended(wanted)
+        assert_served(gateway, wanted)
+        assert worker.engine.counts.wait_seconds > 0
+        assert worker.engine.counts.step_seconds > 0
+
+
+async def test_who_comes_while_a_step_runs_is_in_the_next(runner: FunctionRunner):
+    client, turnstile = LedgerClient(), Turnstile(runner)
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        await gateway.submit(LONG)
+        await turnstile.until_waiting(1)
+        await gateway.submit(SHORT)
+        await until(lambda: any(attach.tokens == SHORT.prompt for ask in client.exchanges for attach in ask.attaches))
+        turnstile.let_through()
+        await turnstile.until_waiting(2)
+        assert [len(chunk.tokens) for chunk in runner.steps[-1].chunks] == [1, len(SHORT.prompt)]
+        turnstile.let_through(1000)
+        await gateway.until_ended(LONG, SHORT)
+        assert_served(gateway, LONG, SHORT)
+
+
+async def test_a_step_that_raises_beside_an_exchange_costs_whoever_came_in_with_that_nothing(runner: FunctionRunner):
+    client, turnstile, asked = LedgerClient(), Turnstile(runner), asyncio.Event()
+    answer, failures = client.exchange, [MemoryError("out of memory")]
+
+    async def late(exchange: Exchange) -> Grant:
+        if any(attach.tokens == SHORT.prompt for attach in exchange.attaches):
+            asked.set()
+            await until(lambda: not failures)
+        return await answer(exchange)
+
+    def held_and_broken(plan: StepPlan) -> None:
+        hold(plan)
+        if failures:
+            raise failures.pop()
+
+    hold, runner.before_step, client.exchange = runner.before_step, held_and_broken, late
+    async with worker_service(POOL, runner, client) as worker:
+        gateway = worker.gateway()
+        await gateway.submit(LONG)
+        await turnstile.until_waiting(1)
+        await gateway.submit(SHORT)
+        await asked.wait()
+        turnstile.let_through(1000)
+        await gateway.until_ended(LONG, SHORT)
+        assert_served(gateway, SHORT)
+        assert "MemoryError" in str(gateway.heard.of(LONG.request).error)
+        await until(lambda: not worker.scheduler.has_news)
+        assert client.ledger is not None
+        assert client.ledger.num_held == 0
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_steps_and_exchanges_give_the_same_texts_side_by_side_and_by_turns(runner: FunctionRunner, overlap: bool):
+    client = LedgerClient()
+    async with worker_service(POOL, runner, client, overlap=overlap, max_step_tokens=16) as worker:
+        gateway = worker.gateway()
+        wanted = [submission(n, range(n, n + 9), 14, samples=1 + n % 3, sampling=SAMPLED) for n in range(12)]
+        for request in wanted:
+            await gateway.submit(request)
+        await gateway.until_ended(*wanted)
+        assert_served(gateway, *wanted)
 
 
 # ---- lease and end ---------------------------------------------------------------------------------------------
