@@ -14,14 +14,19 @@ def solo_greedy(
 ) -> list[int]:
     """The `count` tokens that follow `prompt`, greedily, in float32; fewer if one of `stop` comes (it is the last).
 
-    `generation` are further arguments of transformers' `generate`.
+    `generation` are further arguments of transformers' `generate`, by name and plain value.
     """
-    model = _model(folder)
-    ids = torch.tensor([list(prompt)])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **generation)
-    tokens: list[int] = out[0, len(prompt) :].tolist()
+    tokens = _generated(folder, tuple(prompt), count, **generation)
     ends = [at for at, token in enumerate(tokens) if token in stop]
-    return tokens[: ends[0] + 1] if ends else tokens
+    return list(tokens[: ends[0] + 1] if ends else tokens)
+
+
+@lru_cache(maxsize=256)
+def _generated(folder: Path, prompt: tuple[int, ...], count: int, **generation: Any) -> tuple[int, ...]:
+    ids = torch.tensor([prompt])
+    generate: Any = _model(folder).generate
+    out = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **generation)
+    return tuple(out[0, len(prompt) :].tolist())
 
 
 @torch.inference_mode()

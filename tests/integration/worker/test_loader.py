@@ -1,7 +1,6 @@
-"""Which models are served: greedy tokens of many families are transformers' own; what cannot be right is refused."""
+"""Which models are served: what cannot be right is refused. (That the others are right: test_equal_texts.py.)"""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from octavo import models
 from tests.support import tiny_model
-from tests.support.families import FAMILIES, config
+from tests.support.families import config
 from tests.support.hand_runner import HandRunner, Stream
 from tests.support.oracle import solo_greedy
 from worker.kernels import torch_cpu
@@ -29,19 +28,13 @@ DEPTH: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 
-SERVED = FAMILIES | {
-    "mistral, its window never in force": config("Mistral", sliding_window=tiny_model.MAX_TOKENS),
-}
 
-
-@pytest.mark.parametrize("family", SERVED)
-def test_a_decoder_of_any_family_goes_on_as_transformers_does(family: str, tmp_path: Path) -> None:
-    folder = tiny_model.save(SERVED[family], tmp_path / "model", seed=1)
-    draw = random.Random(family)
-    prompts = [[draw.randrange(3, tiny_model.VOCAB_SIZE) for _ in range(length)] for length in (37, 5)]
-    streams = [Stream(prompts[0], 16, chunk=16), Stream(prompts[1], 24, begins=1)]
-    drawn = HandRunner(folder, torch_cpu.attend, num_blocks=20).run(*streams)
-    assert drawn == [solo_greedy(folder, stream.prompt, stream.count) for stream in streams]
+def test_a_window_as_long_as_the_longest_text_is_none(tmp_path: Path) -> None:
+    served = config("Mistral", sliding_window=tiny_model.MAX_TOKENS)
+    folder = tiny_model.save(served, tmp_path / "model", seed=1)
+    stream = Stream(list(range(20, 57)), 16, chunk=16)
+    drawn = HandRunner(folder, torch_cpu.attend, num_blocks=20).run(stream)
+    assert drawn == [solo_greedy(folder, stream.prompt, stream.count)]
 
 
 @pytest.mark.parametrize(

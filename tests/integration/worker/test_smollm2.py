@@ -16,7 +16,6 @@ from worker.kernels import choose
 pytestmark = pytest.mark.model
 
 QUESTION = "<|im_start|>user\nWhy do printers fold a sheet into sixteen pages?<|im_end|>\n<|im_start|>assistant\n"
-STORY = "Once upon a time there was a library whose books could be bound into one another, and"
 COUNT = 64
 
 
@@ -44,29 +43,10 @@ def question(folder: Path) -> list[int]:
     return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(QUESTION).ids
 
 
-@pytest.fixture(scope="module")
-def story(folder: Path) -> list[int]:
-    return Tokenizer.from_file(str(folder / "tokenizer.json")).encode(STORY).ids
-
-
 def test_a_cold_prompt_in_one_chunk_goes_on_as_in_transformers(
     hand: HandRunner, folder: Path, question: list[int]
 ) -> None:
     assert hand.run(Stream(question, COUNT)) == [solo_greedy(folder, question, COUNT)]
-
-
-def test_prompts_in_chunks_of_1_7_and_16_beside_one_another_go_on_as_in_transformers(
-    hand: HandRunner, folder: Path, question: list[int], story: list[int]
-) -> None:
-    """While some of these sequences are still prefilled, others decode: every step is a ragged batch."""
-    drawn = hand.run(
-        Stream(question, COUNT, chunk=1),
-        Stream(question, COUNT, chunk=7, begins=3),
-        Stream(story, COUNT, chunk=16, begins=10),
-        Stream(question, COUNT, chunk=16, begins=20),
-    )
-    asked, told = solo_greedy(folder, question, COUNT), solo_greedy(folder, story, COUNT)
-    assert drawn == [asked, asked, told, asked]
 
 
 def test_a_float8_pool_goes_on_alike_for_a_sentence(small: HandRunner, folder: Path, question: list[int]) -> None:

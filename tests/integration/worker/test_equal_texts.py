@@ -1,0 +1,108 @@
+"""Whatever the scheduler does with a request, its text is that of plain transformers: every family, every way.
+
+The real scheduler, ledger and runner, in float32. Each test is one way for a request to be computed: cold in chunks of
+several sizes, on a hit, beside others, preempted, forked.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from octavo.commands.model import fetch_model
+from octavo.records import SamplingParams
+from tests.support import tiny_model
+from tests.support.families import FAMILIES
+from tests.support.real_world import BLOCK_SIZE, RealWorld
+
+WARM = SamplingParams(temperature=1.0, top_p=0.95, seed=11)
+SMOLLM2 = pytest.param("smollm2", marks=pytest.mark.model)
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, SMOLLM2])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "smollm2":
+        return fetch_model("smollm2")
+    return tiny_model.save(FAMILIES[request.param], tmp_path_factory.mktemp("models") / request.param, seed=1)
+
+
+@lru_cache
+def prompt(seed: int, length: int) -> list[int]:
+    return Random(seed).choices(range(3, tiny_model.VOCAB_SIZE), k=length)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+def test_a_cold_prompt_is_computed_in_chunks_of_any_size(folder: Path, chunk: int) -> None:
+    world = RealWorld(folder, max_step_tokens=chunk)
+    world.ask_for(1, prompt(1, 37), 8)
+
+    largest = max(len(part.tokens) for part in world.step().chunks)
+    world.run()
+
+    assert largest == min(chunk, 37)
+    world.assert_all_served()
+
+
+def test_a_hit_says_what_a_miss_says_alone_and_among_strangers(folder: Path) -> None:
+    """S1: 5 blocks and 3 tokens; cold, warm, and warm in a batch of prefills and decodes."""
+    world = RealWorld(folder, max_step_tokens=32)
+    for number in (1, 2):
+        world.ask_for(number, prompt(1, 5 * BLOCK_SIZE + 3), 12)
+        world.run()
+    for stranger in range(10, 14):
+        world.ask_for(stranger, prompt(stranger, stranger), 12)
+    world.step()
+    world.ask_for(3, prompt(1, 5 * BLOCK_SIZE + 3), 12)
+    world.run()
+
+    world.assert_all_served()
+    assert [world.gateways.of(number).cached_tokens for number in (1, 2, 3)] == [0, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE]
+
+
+def test_a_request_may_be_preempted_at_every_step(folder: Path) -> None:
+    """After each number of steps, once, with all that was computed forgotten."""
+    at = 0
+    while True:
+        world = RealWorld(folder, max_step_tokens=7, num_blocks=4)
+        world.ask_for(1, prompt(2, 20), 4)
+        for _ in range(at):
+            world.step()
+        if not world.scheduler.busy:
+            break
+        world.lose_the_manager()
+        world.run()
+        world.assert_all_served()
+        at += 1
+    assert at == 3 + 3, "steps of the prompt, and of all tokens but the first"
+
+
+def test_a_request_that_is_sent_away_for_want_of_blocks_goes_on_later(folder: Path) -> None:
+    """S18: three requests that want three blocks each, in a pool that holds little more than one."""
+    world = RealWorld(folder, num_blocks=4)
+    for number in (1, 2, 3):
+        world.ask_for(number, prompt(number, 14 + number), 20)
+    world.run()
+
+    world.assert_all_served()
+    assert world.scheduler.preemptions > 0
+
+
+def test_forked_samples_go_on_as_each_does_alone(folder: Path) -> None:
+    """S10: two blocks and 5 tokens, four ways on: two blocks are shared, each sample has one of its own."""
+    world = RealWorld(folder, max_step_tokens=64)
+    world.ask_for(1, prompt(3, 2 * BLOCK_SIZE + 5), 8, samples=4)
+    world.step()
+    world.step()
+    assert world.ledger.audit().held_blocks == 2 + 4
+    world.ask_for(2, prompt(3, 2 * BLOCK_SIZE + 5), 8, samples=4, sampling=WARM)
+    world.run()
+
+    for sample in range(4):
+        assert world.text(1, sample) == world.solo(1), "greedily all say the same"
+        alone = RealWorld(folder, max_step_tokens=64)
+        alone.ask_for(1, prompt(3, 2 * BLOCK_SIZE + 5), 8, first_sample=sample, sampling=WARM)
+        alone.run()
+        assert world.text(2, sample) == alone.text(1, sample)
+    assert len({tuple(world.text(2, sample)) for sample in range(4)}) == 4
+    world.assert_at_rest()
