@@ -120,6 +120,7 @@ def _served(folder: models.ModelFolder) -> ServedModel:
 def bounds_of(config: GatewaySettings) -> Bounds:
     """The settings that say how much, and how long."""
     return Bounds(
+        remembered_tokens=config.remembered_tokens,
         limits=Limits(
             max_samples=config.max_samples,
             max_prompt_bytes=config.max_prompt_bytes,

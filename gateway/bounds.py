@@ -9,6 +9,8 @@ from gateway.core.request import Limits
 class Bounds:
     """Each is a setting of its own (gateway/settings.py)."""
 
+    remembered_tokens: int = 4 << 20
+    """Of earlier answers, whose very tokens are used when their text comes again; 4 bytes each."""
     limits: Limits = field(default_factory=Limits)
     max_running: int = 256
     max_waiting: int = 1024

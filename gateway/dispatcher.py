@@ -18,6 +18,7 @@ from gateway.core.best_of import best_of
 from gateway.core.events import Event
 from gateway.core.fleet import Fleet
 from gateway.core.request import Generation, Prompt
+from gateway.core.turns import Listener, TurnMemory
 from gateway.counters import Counters
 from gateway.door import Door
 from gateway.fleet_view import FleetView
@@ -47,7 +48,8 @@ class Dispatcher:
         self._fleet = Fleet()
         self._catalogue = Catalogue(models, self._fleet)
         self._view = FleetView(self._fleet, self._catalogue, workers, clock)
-        self._intake = Intake(self._catalogue, bounds.limits, bounds.max_request_seconds)
+        turns = TurnMemory(bounds.remembered_tokens)
+        self._intake = Intake(self._catalogue, turns, bounds.limits, bounds.max_request_seconds)
         self._door = Door(
             max_running=bounds.max_running,
             max_waiting=bounds.max_waiting,
@@ -189,10 +191,17 @@ class Dispatcher:
                 raise Draining("this gateway finishes what it has and takes nothing new")
             job = await self._intake.job(request, account, arrived, seconds_left)
             events = Journey(job, self._journeys).events()
-            async with self._door.place(job.deadline), aclosing(events), aclosing(_told(job, events)) as told:
-                async for event in told:
-                    sent = True
-                    yield event
+            answers = Listener()
+            try:
+                async with self._door.place(job.deadline), aclosing(events), aclosing(_told(job, events)) as told:
+                    async for event in told:
+                        sent = True
+                        if (answer := answers.hear(event)) is not None:
+                            self._intake.remember(job, *answer)
+                        yield event
+            finally:
+                for answer in answers.rest():
+                    self._intake.remember(job, *answer)
         except (OctavoError, TimeoutError):
             self.counters.refused += not sent
             raise

@@ -26,7 +26,9 @@ from gateway.core.request import (
     check_vocabulary,
 )
 from gateway.core.routing import Work
+from gateway.core.turns import Answer, TurnMemory
 from octavo.errors import InvalidRequest
+from octavo.hashing import digest_of
 from octavo.records import SamplingParams, Scope, Submission
 
 _SEED_BITS = 64
@@ -47,6 +49,10 @@ class Job:
     """Whether the client hears how likely each token was."""
     arrived: float
     deadline: float
+    text: str | None = None
+    """Of the prompt; None where it came as token ids."""
+    realm: bytes = b""
+    """Within which its text and its answers are remembered."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,9 +73,10 @@ class Job:
 class Intake:
     """Checks and tokenises requests."""
 
-    def __init__(self, catalogue: Catalogue, limits: Limits, max_request_seconds: float) -> None:
+    def __init__(self, catalogue: Catalogue, turns: TurnMemory, limits: Limits, max_request_seconds: float) -> None:
         """Refuse what breaks `limits`; a request without a deadline gets one of `max_request_seconds`."""
         self._catalogue = catalogue
+        self._turns = turns
         self._limits = limits
         self._max_request_seconds = max_request_seconds
         self._random = random.Random()
@@ -86,7 +93,9 @@ class Intake:
         check_request(request, self._limits)
         model = self._catalogue.named(request.model)
         pools = [worker.pool for worker in self._catalogue.available(model)]
-        prompt = await _tokens_of(request.prompt, model)
+        realm = digest_of(model.name.encode(), model.tokenizer_digest, account.salt(request.cache_salt))
+        text = await _text_of(request.prompt, model)
+        prompt = await _tokens_of(request.prompt, text, model, () if text is None else self._turns.recall(realm, text))
         check_vocabulary(prompt, request, min(pool.vocab_size for pool in pools))
         patience = self._max_request_seconds if seconds_left is None else seconds_left
         return Job(
@@ -112,7 +121,17 @@ class Intake:
             tells_logprobs=request.logprobs is not None,
             arrived=arrived,
             deadline=arrived + patience,
+            text=text,
+            realm=realm,
         )
+
+    def remember(self, job: Job, text: str, tokens: Sequence[int]) -> None:
+        """An answer of a job, as its client was told: its text may come again, in the prompt of the next turn."""
+        if job.text is None:
+            return
+        count, characters = job.model.tokenizer.covered(tokens, text)
+        if count:
+            self._turns.remember(job.realm, job.text + text[:characters], len(job.text), tokens[:count])
 
     async def tokens(self, prompt: Prompt | None, model: str) -> tuple[int, ...]:
         """The token ids of a prompt.
@@ -122,7 +141,8 @@ class Intake:
             UnknownModel: there is no such model.
         """
         check_prompt(prompt, self._limits)
-        return await _tokens_of(prompt, self._catalogue.named(model))
+        served = self._catalogue.named(model)
+        return await _tokens_of(prompt, await _text_of(prompt, served), served)
 
     async def text(self, ids: Sequence[int], model: str, *, special_tokens: bool) -> str:
         """The text of token ids.
@@ -164,17 +184,28 @@ def _ranked_by(request: Generation) -> int | None:
     return 0 if request.logprobs is None and request.made_samples > request.samples else request.logprobs
 
 
-async def _tokens_of(prompt: Prompt | None, model: ServedModel) -> tuple[int, ...]:
-    """At least one token id. Text goes through a thread: megabytes of it take seconds."""
+async def _text_of(prompt: Prompt | None, model: ServedModel) -> str | None:
+    """What is to be tokenised; None for token ids."""
     match prompt:
         case TextPrompt(text):
-            tokens = await asyncio.to_thread(model.tokenizer.encode_text, text)
+            return text
         case ChatPrompt():
-            tokens = await asyncio.to_thread(model.tokenizer.encode_chat, prompt)
-        case TokenPrompt(ids):
-            tokens = ids
+            return await asyncio.to_thread(model.tokenizer.render, prompt)
+        case TokenPrompt():
+            return None
         case None:
             raise AssertionError("check_request lets no request without a prompt pass")
+
+
+async def _tokens_of(
+    prompt: Prompt | None, text: str | None, model: ServedModel, answers: Sequence[Answer] = ()
+) -> tuple[int, ...]:
+    """At least one token id. Text goes through a thread: megabytes of it take seconds."""
+    if isinstance(prompt, TokenPrompt):
+        return prompt.ids
+    assert text is not None, "only token ids have no text"
+    special = isinstance(prompt, TextPrompt)  # a chat's are in its template
+    tokens = await asyncio.to_thread(model.tokenizer.encode, text, answers, add_special_tokens=special)
     if not tokens:  # the text was all of a kind that the tokenizer drops
         raise InvalidRequest("prompt: 0 tokens, wanted at least 1")
     return tokens

@@ -44,6 +44,12 @@ class GatewaySettings(ServiceSettings):
         description="goes into every salt, so that nobody without it can tell a prompt by the hashes of its blocks; "
         "the same for all gateways",
     )
+    remembered_tokens: int = Field(
+        default=4 << 20,
+        ge=0,
+        description="tokens of earlier answers kept, 4 bytes each, so that the next turn of a conversation finds what "
+        "was computed even where its text would be tokenised otherwise; 0: none",
+    )
     max_running_requests: int = Field(default=256, ge=1, description="requests at the workers at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="further requests that wait for a place")
     max_wait_seconds: float = Field(default=30.0, gt=0, description="seconds a request may wait for a place")

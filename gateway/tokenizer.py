@@ -19,6 +19,7 @@ from gateway.chat_template import read_template
 from gateway.core.request import ChatPrompt
 from gateway.core.tool_calls import ToolForm
 from gateway.core.transcript import Detokenizer
+from gateway.core.turns import Answer
 from octavo.errors import InvalidRequest
 
 _REPLACEMENT = "\ufffd"
@@ -52,10 +53,47 @@ class Tokenizer:
         if self.tool_form is not None:
             self._tokenizer = _with_visible(self._tokenizer, self.tool_form.marks)
         self._bytes_of = _byte_table(self._tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, kind in added.items() if kind.special)
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        """Token ids of raw text, with the special tokens that the tokenizer puts around it."""
-        return self._encode(text, add_special_tokens=True)
+    def encode(self, text: str, answers: Sequence[Answer] = (), *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids of a text, of which some parts may be earlier answers: of those their own tokens, where that works.
+
+        Special tokens of the tokenizer are wanted around raw text, and not around a rendered conversation.
+
+        They are used where both ways decode to the very same text. A tokenizer that puts a space before whatever it is
+        given may not stand between an answer and what follows it; then nothing counts as remembered.
+        """
+        plain = self._encode(text, add_special_tokens=add_special_tokens)
+        if not answers:
+            return plain
+        exact: list[int] = []
+        at = 0
+        for answer in answers:
+            exact += self._encode(text[at : answer.start], add_special_tokens=add_special_tokens and at == 0)
+            exact += answer.tokens
+            at = answer.end
+        exact += self._encode(text[at:], add_special_tokens=False)
+        same = self.decode(exact, special_tokens=True) == self.decode(plain, special_tokens=True)
+        return tuple(exact) if same else plain
+
+    def covered(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
+        """How much of a generated text its tokens stand for exactly, as (tokens, characters).
+
+        The longest beginning of `tokens` that ends with a character, before any special token (which has no part in the
+        text) and within `text`: a stop string may have cut the text off inside a token.
+        """
+        detokenizer = self._new_detokenizer()
+        at = covered = characters = 0
+        for count, token in enumerate(tokens, start=1):
+            if token in self._special or self._tokenizer.id_to_token(token) is None:
+                break
+            at += len(detokenizer.push((token,)))
+            if at > len(text):
+                break
+            if detokenizer.settled:
+                covered, characters = count, at
+        return covered, characters
 
     def render(self, chat: ChatPrompt) -> str:
         """A conversation as text, up to where the assistant's next turn begins.
@@ -66,10 +104,6 @@ class Tokenizer:
         if self._template is None:
             raise InvalidRequest(f"prompt.chat: model {self._model} has no chat template")
         return self._template.render(chat)
-
-    def encode_chat(self, chat: ChatPrompt) -> tuple[int, ...]:
-        """Token ids of a conversation, up to where the assistant's next turn begins. Raises what `render` raises."""
-        return self._encode(self.render(chat), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """As a batch of one: the library holds Python's lock for as long as it encodes a single text."""
@@ -91,6 +125,9 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder, for one output."""
+        return self._new_detokenizer()
+
+    def _new_detokenizer(self) -> "_ByteDetokenizer | _WindowDetokenizer":
         if self._bytes_of is not None:
             return _ByteDetokenizer(self._bytes_of)
         return _WindowDetokenizer(self)
@@ -107,6 +144,11 @@ class _ByteDetokenizer:
         """Text that these tokens settle. A token that the tokenizer does not know has none."""
         known = len(self._bytes_of)
         return self._decoder.decode(b"".join(self._bytes_of[token] for token in tokens if token < known))
+
+    @property
+    def settled(self) -> bool:
+        """Whether the tokens so far end with a character."""
+        return not self._decoder.getstate()[0]
 
     def flush(self) -> str:
         """A character that never became whole, as U+FFFD."""
@@ -133,6 +175,11 @@ class _WindowDetokenizer:
             return ""
         self._settled, self._new = self._new, []
         return text
+
+    @property
+    def settled(self) -> bool:
+        """Whether the tokens so far end with a character."""
+        return not self._new
 
     def flush(self) -> str:
         """What is left, half characters included."""

@@ -53,6 +53,18 @@ async def test_the_text_before_a_stop_string_continues_like_a_cold_prompt(client
     assert warm.tokens[0] == greedy(again, 8)
 
 
+async def test_turn_two_finds_turn_ones_answer_whatever_tokens_it_was_written_with(client: Client) -> None:
+    """S2: drawn hot, an answer is full of tokens that its text would not be given."""
+    question = "user: Tell me a story.\nassistant:"
+    first = await client.ask(question, max_tokens=60, temperature=3.0, seed=7)
+    [answer], [text] = first.tokens, first.texts
+    second = await client.ask(question + text + "\nuser: Go on.", max_tokens=1)
+
+    own, plain = tokenizer().encode(question).ids + answer, tokenizer().encode(question + text).ids
+    assert own != plain, "the draw was too tame to show anything"
+    assert second.usage.cached_tokens >= (len(own) - 1) // BLOCK * BLOCK
+
+
 @pytest.mark.parametrize("blocks", [2, 3])
 async def test_a_prompt_of_whole_blocks_is_computed_from_its_last_token_on(client: Client, blocks: int) -> None:
     """S5, S7: of the last block all but one token is copied."""

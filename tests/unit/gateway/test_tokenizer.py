@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, processors
 
 from gateway.core.request import ChatMessage, ChatPrompt
 from gateway.core.transcript import Detokenizer
+from gateway.core.turns import Answer
 from gateway.tokenizer import Tokenizer
 from octavo.commands.model import fetch_model
 from octavo.errors import InvalidRequest
@@ -32,10 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(folder, "words")
-
-
-def chat(*messages: ChatMessage, tools: str = "") -> ChatPrompt:
-    return ChatPrompt(messages, tools)
 
 
 def pieces(detokenizer: Detokenizer, tokens: list[int], cuts: list[int]) -> list[str]:
@@ -57,7 +54,7 @@ def test_the_pieces_of_any_tokens_cut_anywhere_join_to_the_text_of_all(
 
 @given(text=texts)
 def test_no_piece_ends_within_a_character(tokenizer: Tokenizer, text: str) -> None:
-    tokens = list(tokenizer.encode_text(text))
+    tokens = list(encode_as_text(tokenizer, text))
     so_far = pieces(tokenizer.detokenizer(), tokens, cuts=list(range(len(tokens))))
 
     assert "".join(so_far) == text
@@ -71,12 +68,20 @@ def test_half_a_character_at_the_end_is_shown_as_one_when_no_more_comes(tokenize
 
 
 def test_special_tokens_and_unknown_ones_have_no_text(tokenizer: Tokenizer) -> None:
-    [letter] = tokenizer.encode_text("a")
+    [letter] = encode_as_text(tokenizer, "a")
     assert pieces(tokenizer.detokenizer(), [1, letter, words.EOS_TOKEN, 10**6], cuts=[]) == ["a", ""]
 
 
+def encode_as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    return tokenizer.encode(text, add_special_tokens=True)
+
+
+def encode_chat(tokenizer: Tokenizer, *messages: ChatMessage) -> tuple[int, ...]:
+    return tokenizer.encode(tokenizer.render(ChatPrompt(messages)), add_special_tokens=False)
+
+
 def encode_as_chat(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    return tokenizer.encode_chat(chat(ChatMessage("user", text)))
+    return encode_chat(tokenizer, ChatMessage("user", text))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +106,10 @@ def test_what_is_no_template_among_named_ones_is_passed_over(tmp_path: Path) -> 
     config = {"chat_template": [1, {}, {"name": "tools"}], "eos_token": {}}
     (words.save_model(tmp_path) / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(InvalidRequest, match="model words has no chat template"):
-        Tokenizer(tmp_path, "words").encode_chat(chat(ChatMessage("user", "hi")))
+        encode_chat(Tokenizer(tmp_path, "words"), ChatMessage("user", "hi"))
 
 
-@pytest.mark.parametrize("encode", [Tokenizer.encode_text, encode_as_chat], ids=["text", "chat"])
+@pytest.mark.parametrize("encode", [encode_as_text, encode_as_chat], ids=["text", "chat"])
 def test_others_go_on_while_a_long_text_is_encoded(
     tokenizer: Tokenizer, encode: Callable[[Tokenizer, str], tuple[int, ...]]
 ) -> None:
@@ -149,11 +154,60 @@ def other_kind(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_the_pieces_of_any_text_join_for_the_other_kind_of_tokenizer_too(
     other_kind: Tokenizer, text: str, cuts: list[int]
 ) -> None:
-    tokens = list(other_kind.encode_text(text))
+    tokens = list(encode_as_text(other_kind, text))
     so_far = pieces(other_kind.detokenizer(), tokens, cuts)
 
     assert "".join(so_far) == other_kind.decode(tokens) == text
     assert not any("\ufffd" in piece for piece in so_far)
+
+
+# ---- earlier answers -----------------------------------------------------------------------------------------
+
+
+@given(before=texts, tokens=any_tokens, behind=texts, cut=st.integers(0, 30))
+def test_an_answers_own_tokens_are_used_wherever_they_decode_to_its_text(
+    tokenizer: Tokenizer, before: str, tokens: list[int], behind: str, cut: int
+) -> None:
+    """Any tokens at all, of which a stop string may have cut off the text."""
+    told = "".join(pieces(tokenizer.detokenizer(), tokens, cuts=[]))[:cut]
+    count, characters = tokenizer.covered(tokens, told)
+    text = before + told[:characters] + behind
+    answer = Answer(len(before), len(before) + characters, tuple(tokens[:count]))
+
+    encoded = tokenizer.encode(text, [answer] if count else [], add_special_tokens=True)
+
+    head, tail = encode_as_text(tokenizer, before), encode_as_text(tokenizer, behind)
+    assert tokenizer.decode(encoded) == text
+    assert encoded == (*head, *answer.tokens, *tail) or not count
+    assert tokenizer.decode(tokens[:count]) == told[:characters]
+
+
+def test_covered_text_ends_with_a_character_and_before_a_special_token(tokenizer: Tokenizer) -> None:
+    whole = list(encode_as_text(tokenizer, "ab"))
+    halves = [words.tokenizer().token_to_id(letter) for letter in "æĹ"]
+    assert tokenizer.covered([*whole, *halves], "ab\ufffd") == (len(whole), 2)
+    assert tokenizer.covered([*whole, words.EOS_TOKEN, *whole], "abab") == (len(whole), 2)
+    assert tokenizer.covered([*whole, 10**6, *whole], "abab") == (len(whole), 2)
+    assert tokenizer.covered(whole, "") == (0, 0)
+
+
+@given(
+    before=st.text("ab ö本", min_size=1, max_size=9),
+    tokens=st.lists(st.integers(3, 263), max_size=9),
+    behind=st.sampled_from(["", "</s> a b", "a b", " b"]),
+)
+def test_the_other_kind_of_tokenizer_uses_them_only_where_the_text_stays_the_same(
+    other_kind: Tokenizer, before: str, tokens: list[int], behind: str
+) -> None:
+    told = "".join(pieces(other_kind.detokenizer(), tokens, cuts=[]))
+    count, characters = other_kind.covered(tokens, told)
+    text = before + told[:characters] + behind
+    answer = Answer(len(before), len(before) + characters, tuple(tokens[:count]))
+
+    exact = other_kind.encode(text, [answer] if count else [], add_special_tokens=True)
+    plain = other_kind.encode(text, add_special_tokens=True)
+
+    assert other_kind.decode(exact, special_tokens=True) == other_kind.decode(plain, special_tokens=True)
 
 
 # ---- encoding ------------------------------------------------------------------------------------------------
@@ -161,13 +215,13 @@ def test_the_pieces_of_any_text_join_for_the_other_kind_of_tokenizer_too(
 
 def test_raw_text_gets_the_tokenizers_special_tokens_and_a_chat_only_its_templates(tmp_path: Path) -> None:
     own = sentencepiece(tmp_path / "model")
-    assert own.encode_text("a")[0] == 1
+    assert encode_as_text(own, "a")[0] == 1
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    assert 1 not in Tokenizer(tmp_path / "model", "pieces").encode_chat(chat(ChatMessage("user", "a")))
+    assert 1 not in encode_chat(Tokenizer(tmp_path / "model", "pieces"), ChatMessage("user", "a"))
 
 
 def test_a_chat_is_rendered_up_to_the_assistants_next_turn(tokenizer: Tokenizer) -> None:
-    tokens = tokenizer.encode_chat(chat(ChatMessage("system", "Be brief."), ChatMessage("user", "本?")))
+    tokens = encode_chat(tokenizer, ChatMessage("system", "Be brief."), ChatMessage("user", "本?"))
     rendered = words.tokenizer().decode(list(tokens), skip_special_tokens=False)
 
     assert rendered == (
@@ -177,12 +231,12 @@ def test_a_chat_is_rendered_up_to_the_assistants_next_turn(tokenizer: Tokenizer)
 
 def test_what_a_template_refuses_is_an_invalid_request_with_its_words(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match=r"prompt\.chat: .*nobody may not speak"):
-        tokenizer.encode_chat(chat(ChatMessage("nobody", "psst")))
+        encode_chat(tokenizer, ChatMessage("nobody", "psst"))
 
 
 def test_a_model_without_a_template_takes_no_chat(other_kind: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match="model pieces has no chat template"):
-        other_kind.encode_chat(chat(ChatMessage("user", "hi")))
+        encode_chat(other_kind, ChatMessage("user", "hi"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +254,7 @@ def test_a_model_without_a_template_takes_no_chat(other_kind: Tokenizer) -> None
 def test_templates_find_what_they_are_written_for(folder: Path, tmp_path: Path, template: str, rendered: str) -> None:
     words.save_model(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
-    tokens = Tokenizer(tmp_path, "words").encode_chat(chat(ChatMessage("user", "ä<b>")))
+    tokens = encode_chat(Tokenizer(tmp_path, "words"), ChatMessage("user", "ä<b>"))
 
     assert words.tokenizer().decode(list(tokens), skip_special_tokens=False) == rendered
 
@@ -209,7 +263,7 @@ def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
     words.save_model(tmp_path)
     several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    tokens = Tokenizer(tmp_path, "words").encode_chat(chat(ChatMessage("user", "hi")))
+    tokens = encode_chat(Tokenizer(tmp_path, "words"), ChatMessage("user", "hi"))
     assert words.tokenizer().decode(list(tokens)) == "plain"
 
 
@@ -219,7 +273,7 @@ def test_a_tokenizer_that_truncates_in_its_file_does_not_here(tmp_path: Path) ->
     own.enable_truncation(3)
     own.save(str(tmp_path / "tokenizer.json"))
     own.no_truncation()
-    assert len(Tokenizer(tmp_path, "words").encode_text("a b a b a b")) > 3
+    assert len(encode_as_text(Tokenizer(tmp_path, "words"), "a b a b a b")) > 3
 
 
 @pytest.mark.parametrize(
@@ -258,5 +312,5 @@ def test_text_and_chat_are_the_ids_that_transformers_gives(smollm2: Path, text: 
         [{"role": role, "content": content} for role, content in turns], add_generation_prompt=True, return_dict=False
     )
 
-    assert list(ours.encode_text(text)) == theirs(text)["input_ids"]
-    assert list(ours.encode_chat(chat(*(ChatMessage(role, content) for role, content in turns)))) == expected
+    assert list(encode_as_text(ours, text)) == theirs(text)["input_ids"]
+    assert list(encode_chat(ours, *(ChatMessage(role, content) for role, content in turns))) == expected
