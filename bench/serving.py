@@ -129,9 +129,11 @@ def _generator(folder: Path, dtype: str) -> Callable[[list[list[int]], int], flo
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from worker.model.loader import dtype_of
+
     logging.disable_progress_bar()
     torch.set_num_threads(THREADS)
-    wanted = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    wanted = dtype_of(dtype, torch.device("cpu"))
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted, local_files_only=True).eval()
     model.generation_config.eos_token_id = None
 

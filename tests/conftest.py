@@ -28,6 +28,9 @@ def _has_cuda() -> bool:
 if not _has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# A worker's default follows its CPU; texts are compared with transformers' in float32, whatever the CPU.
+os.environ.setdefault("OCTAVO_DTYPE", "float32")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

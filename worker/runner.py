@@ -166,7 +166,13 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     dtype = dtype_of(options.dtype, device)
     kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
     loaded = load(
-        folder, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=options.block_size, road=options.road
+        folder,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        device=device,
+        block_size=options.block_size,
+        road=options.road,
+        deterministic=options.deterministic,
     )
     pool = KVPool.within_budget(loaded.shape, _budget(folder, loaded, options), device)
     log.info("kv_pool", extra={"bytes": pool.num_bytes, "blocks": pool.num_blocks, "tokens": pool.capacity_tokens})

@@ -31,15 +31,17 @@ class WorkerSettings(ServiceSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="of weights and activations; auto: float32 on a CPU, bfloat16 on CUDA"
+        default="auto",
+        description="of weights and activations; auto: bfloat16, but float32 on a CPU without "
+        "instructions for it (AVX512_BF16, AMX)",
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] = Field(
         default="auto", description="of the KV pool; auto: the model's. float8 holds twice as many tokens as bfloat16"
     )
     deterministic: bool = Field(
         default=False,
-        description="compute a sequence in the same way, to the bit, whatever runs beside it; on CUDA, decodes then do "
-        "not share the reading of common blocks",
+        description="compute a sequence in the same way, to the bit, whatever runs beside it (on the fast road): "
+        "products take 32 rows at a time, and on CUDA decodes do not share the reading of common blocks",
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: one a core")
     kv_memory: ByteSize | None = Field(

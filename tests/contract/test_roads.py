@@ -91,18 +91,24 @@ def batch_of(pieces: list[tuple[Sequence, int]]) -> Batch:
     )
 
 
-def steps(seed: int) -> list[Batch]:
-    """A chunk with a whole prompt, decodes with another chunk, and nothing but decodes."""
+SCHEDULE = ({0: 70, 1: 40}, {0: 1, 2: 33, 1: 1}, {2: 1, 0: 1, 1: 1})
+"""Of each step, which sequence computes how much: a chunk with a whole prompt, decodes with another, only decodes."""
+
+
+def steps(seed: int, only: int | None = None) -> list[Batch]:
+    """The batches of the schedule, or what is left of them if one sequence runs alone."""
     random = torch.Generator().manual_seed(seed)
     tables = torch.randperm(NUM_BLOCKS, generator=random).reshape(3, -1).int()
-    first, second, third = (
-        Sequence(torch.randint(tiny_model.VOCAB_SIZE, (100,), generator=random), table) for table in tables
-    )
-    return [
-        batch_of([(first, 70), (second, 40)]),
-        batch_of([(first, 1), (third, 33), (second, 1)]),
-        batch_of([(third, 1), (first, 1), (second, 1)]),
-    ]
+    sequences = [Sequence(torch.randint(tiny_model.VOCAB_SIZE, (100,), generator=random), table) for table in tables]
+    kept = [{who: count for who, count in step.items() if only in (None, who)} for step in SCHEDULE]
+    return [batch_of([(sequences[who], count) for who, count in step.items()]) for step in kept if step]
+
+
+def rows_of(who: int) -> list[slice]:
+    """Where one sequence's rows lie in each step of the schedule that it is in."""
+    starts = [sum(list(step.values())[: list(step).index(who)]) for step in SCHEDULE if who in step]
+    counts = [step[who] for step in SCHEDULE if who in step]
+    return [slice(start, start + count) for start, count in zip(starts, counts, strict=True)]
 
 
 def open_model(folder: Path, **options: object) -> LoadedModel:
@@ -205,6 +211,23 @@ def test_in_bfloat16_the_roads_differ_by_no_more_than_bfloat16_does(tmp_path: Pa
         errors[road] = max(worst(mine.float(), theirs) for mine, theirs in zip(logits, exact, strict=True))
 
     assert errors["fast"] < 1.2 * errors["generic"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_deterministic_gives_a_sequence_the_same_bits_in_any_company(
+    dtype: torch.dtype, tmp_path: Path, threads: Callable[[int], None]
+) -> None:
+    """S55: prompts in a crowd of 110 rows and each by itself; decodes of three and of one."""
+    wide = config("Llama", intermediate_size=1536)  # libraries sum so much in several ways
+    loaded = open_model(tiny_model.save(wide, tmp_path / "model", seed=1), dtype=dtype, deterministic=True)
+    threads(2)
+    together, _ = run(loaded, steps(seed=6))
+
+    for who in range(3):
+        alone, _ = run(loaded, steps(seed=6, only=who))
+        crowds = [logits for logits, step in zip(together, SCHEDULE, strict=True) if who in step]
+        mine = [crowd[rows] for crowd, rows in zip(crowds, rows_of(who), strict=True)]
+        assert all(torch.equal(a, b) for a, b in zip(alone, mine, strict=True))
 
 
 @pytest.mark.parametrize(

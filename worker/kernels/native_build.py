@@ -70,7 +70,18 @@ def levels() -> tuple[Level, ...]:
 @cached
 def usable_levels() -> tuple[Level, ...]:
     """Those that this CPU has, the best first; the plain one always."""
-    return within(levels(), _cpu_features())
+    return within(levels(), cpu_features())
+
+
+@cached
+def cpu_features() -> frozenset[str]:
+    """What /proc/cpuinfo says that this CPU can do; nothing where there is no such file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(features.split())
 
 
 def within(levels: Sequence[Level], features: frozenset[str]) -> tuple[Level, ...]:
@@ -150,15 +161,6 @@ def _key(source: Path, flags: Sequence[str]) -> str:
     texts = (path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
     parts = (*texts, " ".join((*flags, platform.machine())).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _cpu_features() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return frozenset(features.split())
 
 
 def _compile(source: Path, target: Path, flags: Sequence[str], compilers: Sequence[str]) -> None:

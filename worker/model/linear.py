@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 log = logging.getLogger("octavo.worker")
 
@@ -21,6 +21,9 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 
 _ROWS_HINT = 32
 """oneDNN orders the weight for about so many rows; that order serves every number of them as well."""
+
+_TILE_ROWS = 32
+"""A crowd of decodes at once; a lone one then costs about twice its time."""
 
 
 def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
@@ -40,13 +43,37 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     return lambda x: multiply(x, blocked, bias, "none", [], "")
 
 
-def choose(*, device: torch.device, dtype: torch.dtype) -> MakeLinear:
+def in_tiles(make: MakeLinear) -> MakeLinear:
+    """Multiply so many rows at a time, the last ones filled up: a row's bits then depend on nothing but the row.
+
+    Libraries choose how to cut and sum by the number of rows, so a row alone and a row in company differ in rounding.
+    """
+
+    def make_tiled(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        multiply = make(weight, bias)
+
+        def tiled(x: torch.Tensor) -> torch.Tensor:
+            filled = pad(x, (0, 0, 0, -len(x) % _TILE_ROWS))
+            return torch.cat([multiply(tile) for tile in filled.split(_TILE_ROWS)])[: len(x)]
+
+        return tiled
+
+    return make_tiled
+
+
+def choose(*, device: torch.device, dtype: torch.dtype, deterministic: bool = False) -> MakeLinear:
     """Pick packed weights where they work, and log which and why, once.
 
     Args:
         device: where the products are computed.
         dtype: of weights and activations.
+        deterministic: give a row the same bits in any company; see `in_tiles`.
     """
+    make = _choose(device, dtype)
+    return in_tiles(make) if deterministic else make
+
+
+def _choose(device: torch.device, dtype: torch.dtype) -> MakeLinear:
     if device.type != "cpu":
         return _announce(plain, "F.linear", f"packed weights are oneDNN's, for CPUs; this is {device.type}")
     if (reason := _distrust(dtype)) is not None:

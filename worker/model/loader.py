@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from octavo.models import ModelFolder, weight_files
-from worker.kernels import Attend, choose, small_ops
+from worker.kernels import Attend, choose, native_build, small_ops
 from worker.kv_pool import PoolShape
 from worker.model import linear, llama_weights
 from worker.model.batch import Forward
@@ -57,10 +57,15 @@ def device_of(name: str) -> torch.device:
 
 
 def dtype_of(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU, where it is the oracle's, and bfloat16 elsewhere."""
+    """`auto` is bfloat16, but float32 on a CPU that would have to emulate it."""
     if name == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.float32 if device.type == "cpu" and not _multiplies_bfloat16() else torch.bfloat16
     return DTYPES[name]
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it, of AVX-512 or AMX."""
+    return not native_build.cpu_features().isdisjoint({"avx512_bf16", "amx_bf16"})
 
 
 def kv_dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -77,10 +82,12 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
     block_size: int,
     attend: Attend | None = None,
     road: Road = "auto",
+    deterministic: bool = False,
 ) -> LoadedModel:
     """The model of a folder, with our attention in it: `attend`, or by default the fastest there is here.
 
-    Its pool is of `kv_dtype`, by default of `dtype`.
+    Its pool is of `kv_dtype`, by default of `dtype`. On the fast road `deterministic` gives a sequence the same bits in
+    any company.
 
     Raises:
         UnsupportedModel: the model needs what our attention cannot do, or what the road that is asked for cannot; said
@@ -108,9 +115,14 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
     attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim, options=options)
     forward = GenericModel(model, attend)
     if fast:
-        weights = llama_weights.take(model, linear.choose(device=device, dtype=dtype), windows)
+        make_linear = linear.choose(device=device, dtype=dtype, deterministic=deterministic)
+        weights = llama_weights.take(model, make_linear, windows)
         ops = small_ops.choose(device=device, dtype=dtype, kv_dtype=kv_dtype)
         forward = LlamaModel(weights, attend, ops)
+    elif deterministic:
+        log.warning(
+            "not_deterministic", extra={"reason": "transformers' own products may round by the size of a batch"}
+        )
     return LoadedModel(forward=forward, shape=shape, dtype=dtype, device=device)
 
 

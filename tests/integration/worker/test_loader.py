@@ -16,9 +16,9 @@ from tests.support import tiny_model
 from tests.support.families import config
 from tests.support.hand_runner import HandRunner, Stream
 from tests.support.oracle import solo_greedy
-from worker.kernels import torch_cpu
+from worker.kernels import native_build, torch_cpu
 from worker.model.generic import UnsupportedModel
-from worker.model.loader import LoadedModel, Road, load, refusal
+from worker.model.loader import LoadedModel, Road, dtype_of, load, refusal
 
 SMALL: dict[str, Any] = {"vocab_size": tiny_model.VOCAB_SIZE}
 DEPTH: dict[str, Any] = {
@@ -142,6 +142,24 @@ def test_a_folder_whose_files_do_not_fit_together_is_refused_by_its_path(
 
     with pytest.raises(ValueError, match=f"{folder} cannot be loaded: "):
         load_tiny(folder)
+
+
+@pytest.mark.parametrize(
+    ("device", "features", "dtype"),
+    [
+        ("cpu", {"avx2", "avx512f"}, torch.float32),
+        ("cpu", {"avx512f", "avx512_bf16"}, torch.bfloat16),
+        ("cpu", {"amx_bf16"}, torch.bfloat16),
+        ("cuda", {"avx2"}, torch.bfloat16),
+    ],
+)
+def test_the_default_dtype_is_bfloat16_where_it_is_not_emulated(
+    device: str, features: set[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_build, "cpu_features", lambda: frozenset(features))
+
+    assert dtype_of("auto", torch.device(device)) == dtype
+    assert dtype_of("float16", torch.device(device)) == torch.float16
 
 
 def load_tiny(folder: Path, road: Road = "auto") -> LoadedModel:
