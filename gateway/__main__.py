@@ -16,6 +16,8 @@ from gateway.fleet_watch import watch
 from gateway.http_door.routes import Gateway, build_app
 from gateway.http_door.server import HttpServer
 from gateway.metrics import GatewayMetrics
+from gateway.open_inference_servicer import SERVICE_NAME as OPEN_INFERENCE
+from gateway.open_inference_servicer import OpenInferenceServicer
 from gateway.prefix_lookup import RedisLookup
 from gateway.servicer import SERVICE_NAME, InferenceServicer
 from gateway.settings import GatewaySettings
@@ -28,6 +30,7 @@ from octavo.redis_client import open_client
 from octavo.service import Service, run
 from octavo.transport import Transport
 from octavo.v1.gateway_pb2_grpc import add_InferenceServicer_to_server
+from octavo.v1.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 
 log = logging.getLogger("octavo.gateway")
 
@@ -47,7 +50,7 @@ async def serve(config: GatewaySettings) -> None:
     lookup = RedisLookup(open_client(config.redis_url), config.lookup_seconds)
     service = Service(
         config.listen,
-        [SERVICE_NAME],
+        [SERVICE_NAME, OPEN_INFERENCE],
         transport=transport,
         max_message_bytes=MESSAGE_PROMPTS * config.max_prompt_bytes,
     )
@@ -56,6 +59,9 @@ async def serve(config: GatewaySettings) -> None:
             dispatcher = Dispatcher(served, lookup=lookup, workers=workers, bounds=bounds_of(config))
             await lookup.check(dispatcher.fleet)
             add_InferenceServicer_to_server(InferenceServicer(dispatcher, tenancy, explainer), service.server)
+            add_GRPCInferenceServiceServicer_to_server(
+                OpenInferenceServicer(dispatcher, tenancy, lambda: service.ready), service.server
+            )
             metrics = GatewayMetrics(dispatcher)
             http_doors = http_doors_of(config, Gateway(dispatcher, tenancy, Everything(metrics), lambda: service.ready))
             async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:

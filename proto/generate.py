@@ -1,7 +1,8 @@
 """Generate octavo/v1 from the schemas. Run after editing a .proto; `--check` fails when the committed code differs.
 
-The folder path of a schema is its proto package and its Python package, so the generated imports are right as they
-are. The gRPC plugin runs only on schemas that define a service: it writes empty modules for the others.
+The folder path of a schema is its Python package, so the generated imports are right as they are; and it is its proto
+package, but for a protocol of others. The gRPC plugin runs only on schemas that define a service: it would write
+empty modules for the rest.
 """
 
 import argparse

@@ -20,6 +20,7 @@ from gateway.http_door.routes import Gateway as Front
 from gateway.http_door.routes import build_app
 from gateway.http_door.server import HttpServer
 from gateway.metrics import GatewayMetrics
+from gateway.open_inference_servicer import OpenInferenceServicer
 from gateway.servicer import InferenceServicer
 from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ from octavo.service import SERVER_OPTIONS, open_channel
 from octavo.status import StatusInterceptor
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
+from octavo.v1.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from tests.support import words
 from tests.support.fake_fleet import FakeFleet, News
 from tests.support.fleets import pool
@@ -91,6 +93,8 @@ async def gateway(
         known = tenancy or Tenancy()
         servicer = InferenceServicer(dispatcher, known, explainer)
         gateway_v1_grpc.add_InferenceServicer_to_server(servicer, server)
+        watched = OpenInferenceServicer(dispatcher, known, lambda: dispatcher.fleet != ())
+        add_GRPCInferenceServiceServicer_to_server(watched, server)
         await server.start()
         app = build_app(Front(dispatcher, known, Everything(GatewayMetrics(dispatcher)), lambda: True), 1 << 20)
         http = HttpServer("127.0.0.1:0", app)
