@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 #
 # All that only a GPU can tell of the kernels, in one command and under eight minutes: that they are right on it
-# (the contract suite), how fast they are beside others (bench.kernels), and what a whole step costs (bench.graph_decode).
+# (the contract suite), that decode steps recorded as graphs draw what others draw, how fast the kernels are beside
+# others (bench.kernels), and what a whole step costs (bench.graph_decode).
 #
 #   bench/gpu_check.sh [FOLDER]     results as JSON lines in FOLDER (default: gpu-check), and a short table
 #
-# PYTHON names the interpreter; it needs torch for this GPU, triton, pytest and hypothesis. Parts that fail or take too
-# long are said so in the table, the others still run; the exit status is 1 then.
+# PYTHON names the interpreter; it needs torch for this GPU, triton, pytest, hypothesis and, for the graphs, what
+# `.[local]` installs. Parts that fail or take too long are said so in the table, the others still run; the exit status
+# is 1 then.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -44,6 +46,7 @@ for ((shard = 1; shard <= shards; shard++)); do
   part "contract_$shard" 200 bash -c "contract $shard" &
 done
 wait
+part graphs 90 bash -c '"$python" -m pytest -q -p no:cacheprovider tests/unit/worker/test_graphs.py 1>&2'
 part kernels 130 "$python" -m bench.kernels --seconds 1
 part graph_decode 90 "$python" -m bench.graph_decode
 "$python" -m bench.gpu_report "$results"

@@ -20,6 +20,7 @@ from torch import nn
 from bench.kernels import copy_bandwidth
 from worker.kernels import Attend, choose
 from worker.kv_pool import KVPool, PoolShape
+from worker.model.graphs import CudaCapture
 
 BLOCK_SIZE = 16
 
@@ -166,20 +167,17 @@ class Loop:
         self.ids.copy_(self.model.step(self.ids, self.positions, self.tables, self.pool))
         self.positions += 1
 
-    def as_graph(self) -> Callable[[], None]:
+    def as_graph(self) -> Callable[[], object]:
         """`step` as one CUDA graph."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # compiles and chooses what must not happen during a capture
+
+        def step() -> torch.Tensor:
             self.step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        return graph.replay
+            return self.ids
+
+        return CudaCapture()(step)
 
 
-def run(loop: Loop, step: Callable[[], None], steps: int) -> tuple[float, list[int]]:
+def run(loop: Loop, step: Callable[[], object], steps: int) -> tuple[float, list[int]]:
     """Seconds a step, and the tokens of the last one."""
     device = loop.ids.device
     loop.rewind()
@@ -206,7 +204,7 @@ def measure(shape: Shape, sequences: int, length: int, steps: int, device: torch
     loop = Loop.start(model, sequences, length, steps + 1, device, dtype)
     cached = sequences * (length + steps / 2) * loop.pool.shape.bytes_per_block / BLOCK_SIZE
     least = (model.bytes_read + cached) / copy_bandwidth(device)
-    ways: dict[str, Callable[[], None]] = {"one_by_one": loop.step}
+    ways: dict[str, Callable[[], object]] = {"one_by_one": loop.step}
     if device.type == "cuda":
         ways["graph"] = loop.as_graph()
     lines: list[dict[str, object]] = []

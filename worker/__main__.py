@@ -77,6 +77,7 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
         kv_dtype=config.kv_dtype,
         threads=config.threads,
         deterministic=config.deterministic,
+        cuda_graphs=config.cuda_graphs,
         kv_memory_bytes=config.kv_memory,
         gpu_memory_share=config.gpu_memory_share,
         max_step_tokens=config.max_step_tokens,

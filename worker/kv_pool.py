@@ -48,13 +48,21 @@ class KVPool:
     A block that nobody has written holds zeros, but nothing may rely on it: attention never reads it.
     """
 
-    def __init__(self, shape: PoolShape, num_blocks: int, device: torch.device) -> None:
-        """Take the memory of `num_blocks` blocks. Raises ValueError without a block, or where there is not so much."""
+    def __init__(
+        self, shape: PoolShape, num_blocks: int, device: torch.device, *, has_idle_block: bool = False
+    ) -> None:
+        """Take the memory of `num_blocks` blocks, and of one that nobody is granted if there is an idle one.
+
+        Raises:
+            ValueError: there is no block, or not so much memory.
+        """
         if num_blocks < 1:
             raise ValueError(f"the pool has {num_blocks} blocks, wanted at least 1")
         self.shape = shape
         self.num_blocks = num_blocks
-        size = (shape.num_layers, 2, num_blocks, shape.kv_heads, shape.block_size, shape.head_dim)
+        self.idle_block = num_blocks if has_idle_block else None
+        """Behind the others; for rows of a step that stand for nobody."""
+        size = (shape.num_layers, 2, num_blocks + has_idle_block, shape.kv_heads, shape.block_size, shape.head_dim)
         # Zeros: on a CPU this touches the pages, so memory that is not there fails now.
         try:
             storage = torch.empty(size, dtype=shape.dtype, device=device)
@@ -64,17 +72,19 @@ class KVPool:
             wanted = num_blocks * shape.bytes_per_block
             raise ValueError(f"the KV pool of {wanted} bytes cannot be had on {device}") from error
         self.planes = storage.flatten(0, 1)
-        """All of it, [2 * L, N, Hkv, S, D], as `kernels.block_ops` moves whole blocks."""
+        """All of it, [2 * L, N, Hkv, S, D], an idle block included, as `kernels.block_ops` moves whole blocks."""
         self._layers = tuple((layer[0], layer[1]) for layer in storage)
 
     @classmethod
-    def within_budget(cls, shape: PoolShape, budget_bytes: int, device: torch.device) -> "KVPool":
-        """As many blocks as fit into `budget_bytes`.
+    def within_budget(
+        cls, shape: PoolShape, budget_bytes: int, device: torch.device, *, has_idle_block: bool = False
+    ) -> "KVPool":
+        """As many blocks as fit into `budget_bytes`, an idle one beside them.
 
         Raises:
             ValueError: not even one does.
         """
-        return cls(shape, shape.blocks_within(budget_bytes), device)
+        return cls(shape, shape.blocks_within(budget_bytes), device, has_idle_block=has_idle_block)
 
     @property
     def capacity_tokens(self) -> int:
@@ -87,7 +97,7 @@ class KVPool:
         return self.num_blocks * self.shape.bytes_per_block
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(k_pool, v_pool)` of one layer, each [N, Hkv, S, D]."""
+        """`(k_pool, v_pool)` of one layer, each [N, Hkv, S, D], an idle block included."""
         return self._layers[index]
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:

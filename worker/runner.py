@@ -19,14 +19,14 @@ from worker import pool_size
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import SharedPrefixes, shared_prefix
 from worker.kv_pool import KVPool
-from worker.model.batch import Batch, Forward
+from worker.model.batch import Forward, HostBatch
+from worker.model.graphs import CudaCapture, DecodeGraphs
 from worker.model.loader import LoadedModel, Road, device_of, dtype_of, kv_dtype_of, load
 from worker.model.outcome import logit_rows, outcome
 
 log = logging.getLogger("octavo.worker")
 
 Ints = npt.NDArray[np.int64]
-Shared = SharedPrefixes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class RunnerOptions:
     """Threads of torch on the CPU; 0 leaves its own choice."""
     deterministic: bool = False
     """Compute each sequence in the same way, to the bit, whatever runs beside it."""
+    cuda_graphs: bool = True
+    """Record decode steps when the runner is opened, on CUDA."""
 
     def shares_prefixes_on(self, device: torch.device) -> bool:
         """Whether decodes read common blocks once for all. On a CPU its caches do as much."""
@@ -67,9 +69,21 @@ class Runner:
     Invariant: after `execute`, the pool holds keys and values of every token of the plan, and of no other new one.
     """
 
-    def __init__(self, forward: Forward, pool: KVPool, device: torch.device, *, shares_prefixes: bool = False) -> None:
-        """Take a model and its pool; `shares_prefixes`: plan, each step, to read common blocks once for all."""
+    def __init__(
+        self,
+        forward: Forward,
+        pool: KVPool,
+        device: torch.device,
+        *,
+        shares_prefixes: bool = False,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """Take a model and its pool; `shares_prefixes`: plan, each step, to read common blocks once for all.
+
+        `graphs` are of that model and pool; decodes run from them.
+        """
         self.pool = pool
+        self._graphs = graphs
         self._shares_prefixes = shares_prefixes
         self._forward = forward
         self._device = device
@@ -86,7 +100,14 @@ class Runner:
         if not plan.chunks:
             return StepResult(())
         with torch.inference_mode():
-            return outcome(plan.chunks, self._forward(self._batch(plan.chunks), self.pool))
+            return outcome(plan.chunks, self._logits(self._lay_out(plan.chunks)))
+
+    def _logits(self, batch: HostBatch) -> torch.Tensor:
+        """Logits [R, V], which hold until the next step; keys and values are in the pool afterwards."""
+        shared = self._shared(batch)
+        if shared is None and self._graphs is not None and self._graphs.takes(batch):
+            return self._graphs.logits(batch)
+        return self._forward(batch.on(self._device, shared), self.pool)
 
     def warm_up(self) -> None:
         """Run a small step, so that the first request does not pay for first uses. No block may be in use yet."""
@@ -95,8 +116,8 @@ class Runner:
         chunk = Chunk(sequence=SequenceId(0), start=0, tokens=tokens, table=(BlockId(0),), draws=draws)
         self.execute(StepPlan((chunk,)))
 
-    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
-        """The tensors of a step.
+    def _lay_out(self, chunks: Sequence[Chunk]) -> HostBatch:
+        """The arrays of a step.
 
         A chunk that its table does not cover, a block outside the pool, an unknown token, and two tokens for one slot
         are bugs of the caller.
@@ -111,32 +132,29 @@ class Runner:
         owners = np.repeat(np.arange(len(chunks)), counts)
         slots = tables[owners, positions // block_size] * block_size + positions % block_size
         self._check(ids, slots, tables)
-        lengths, starts = np.array([chunk.end for chunk in chunks], np.int32), starts.astype(np.int32)
-        return Batch(
-            ids=self._tensor(ids)[None],
-            positions=self._tensor(positions)[None],
-            slots=self._tensor(slots),
-            tables=self._tensor(tables.astype(np.int32)),
-            lengths=self._tensor(lengths),
-            query_starts=self._tensor(starts),
-            logit_rows=self._tensor(logit_rows(chunks, starts.astype(np.int64))),
-            shared=self._shared(tables, lengths, starts),
+        return HostBatch(
+            ids=ids,
+            positions=positions,
+            slots=slots,
+            tables=tables,
+            lengths=np.array([chunk.end for chunk in chunks]),
+            query_starts=starts,
+            logit_rows=logit_rows(chunks, starts),
         )
 
-    def _shared(self, tables: Ints, lengths: npt.NDArray[np.int32], starts: npt.NDArray[np.int32]) -> Shared:
+    def _shared(self, batch: HostBatch) -> SharedPrefixes | None:
         if not self._shares_prefixes:
             return None
         block_size = self.pool.shape.block_size
-        return shared_prefix.plan(tables, lengths, starts, block_size=block_size, device=self._device)
+        return shared_prefix.plan(
+            batch.tables, batch.lengths, batch.query_starts, block_size=block_size, device=self._device
+        )
 
     def _check(self, ids: Ints, slots: Ints, tables: Ints) -> None:
         for what, values, end in (("token", ids, self._forward.vocab_size), ("block", tables, self.pool.num_blocks)):
             lowest, highest = values.min(), values.max()
             assert 0 <= lowest <= highest < end, f"{what}s {lowest} to {highest}, wanted [0, {end})"
         assert len(np.unique(slots)) == len(slots), f"{len(slots)} tokens for {len(np.unique(slots))} slots"
-
-    def _tensor(self, values: npt.NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
 
 
 def _tables(chunks: Sequence[Chunk], block_size: int) -> Ints:
@@ -174,11 +192,28 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
         road=options.road,
         deterministic=options.deterministic,
     )
-    pool = KVPool.within_budget(loaded.shape, _budget(folder, loaded, options), device)
+    records = options.cuda_graphs and device.type == "cuda"
+    pool = KVPool.within_budget(loaded.shape, _budget(folder, loaded, options), device, has_idle_block=records)
     log.info("kv_pool", extra={"bytes": pool.num_bytes, "blocks": pool.num_blocks, "tokens": pool.capacity_tokens})
-    runner = Runner(loaded.forward, pool, device, shares_prefixes=options.shares_prefixes_on(device))
+    graphs = _record(loaded, pool, options, folder.max_model_tokens) if records else None
+    runner = Runner(loaded.forward, pool, device, shares_prefixes=options.shares_prefixes_on(device), graphs=graphs)
     runner.warm_up()
     return runner, _pool_spec(folder, loaded, pool)
+
+
+def _record(loaded: LoadedModel, pool: KVPool, options: RunnerOptions, max_model_tokens: int) -> DecodeGraphs | None:
+    """Graphs of the decode steps, or None where the model does what they cannot repeat.
+
+    Their memory, about that of a largest decode step, is of the share that `gpu_memory_share` leaves alone.
+    """
+    longest = min(max_model_tokens, pool.capacity_tokens)
+    try:
+        return DecodeGraphs(
+            loaded.forward, pool, loaded.device, CudaCapture(), most=options.max_running, longest=longest
+        )
+    except RuntimeError as error:
+        log.warning("graphs_not_recorded", extra={"reason": str(error).partition("\n")[0]})
+        return None
 
 
 def _budget(folder: ModelFolder, loaded: LoadedModel, options: RunnerOptions) -> int:

@@ -60,6 +60,9 @@ class WorkerSettings(ServiceSettings):
     max_unread_reports: int = Field(
         default=1024, ge=1, description="steps a gateway may lag behind before its stream is ended"
     )
+    cuda_graphs: bool = Field(
+        default=True, description="record decode steps when the worker starts, on CUDA, and run them from that"
+    )
     overlap: bool = Field(
         default=True,
         description="ask the cache manager for a step while the one before runs; false: in between, as one looks for "

@@ -13,10 +13,12 @@ from octavo.records import SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan
 from worker.kernels import Attend
 from worker.kv_pool import KVPool
+from worker.model.graphs import Capture, DecodeGraphs
 from worker.model.loader import Road, load
 from worker.runner import Runner
 
 BLOCK_SIZE = 16
+CPU = torch.device("cpu")
 GREEDY = SamplingParams()
 
 
@@ -59,21 +61,28 @@ class HandRunner:
     def __init__(
         self,
         folder: Path,
-        attend: Attend,
+        attend: Attend | None = None,
         num_blocks: int = 300,
         dtype: torch.dtype = torch.float32,
         *,
         kv_dtype: torch.dtype | None = None,
         road: Road = "auto",
         shares_prefixes: bool = False,
+        device: torch.device = CPU,
+        capture: Capture | None = None,
+        most_decodes: int = 8,
+        longest: int = 20 * BLOCK_SIZE,
     ) -> None:
-        device = torch.device("cpu")
+        """`capture`: run decodes from graphs, of up to `most_decodes` sequences of up to `longest` positions."""
         described = models.find(str(folder), folder.parent)
         loaded = load(
             described, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=BLOCK_SIZE, attend=attend, road=road
         )
-        self.pool = KVPool(loaded.shape, num_blocks, device)
-        self.runner = Runner(loaded.forward, self.pool, device, shares_prefixes=shares_prefixes)
+        self.pool = KVPool(loaded.shape, num_blocks, device, has_idle_block=capture is not None)
+        graphs = None
+        if capture is not None:
+            graphs = DecodeGraphs(loaded.forward, self.pool, device, capture, most=most_decodes, longest=longest)
+        self.runner = Runner(loaded.forward, self.pool, device, shares_prefixes=shares_prefixes, graphs=graphs)
         for layer in range(loaded.shape.num_layers):
             for tensor in self.pool.layer(layer):
                 tensor.fill_(torch.nan)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker.kernels import SharedPrefixes
@@ -29,6 +31,46 @@ class Batch:
     """int64 [R]: the rows whose logits are wanted."""
     shared: SharedPrefixes | None = None
     """Which decodes begin with the same blocks, where reading those once for all of them pays."""
+
+
+Ints = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostBatch:
+    """The same on the host, as it is laid out there; all int64."""
+
+    ids: Ints
+    """[T]."""
+    positions: Ints
+    """[T]."""
+    slots: Ints
+    """[T]."""
+    tables: Ints
+    """[B, M]."""
+    lengths: Ints
+    """[B]."""
+    query_starts: Ints
+    """[B + 1]."""
+    logit_rows: Ints
+    """[R]."""
+
+    def on(self, device: torch.device, shared: SharedPrefixes | None) -> Batch:
+        """Its tensors on a device."""
+
+        def tensor(values: Ints, dtype: npt.DTypeLike = np.int64) -> torch.Tensor:
+            return torch.from_numpy(values.astype(dtype, copy=False)).to(device, non_blocking=True)
+
+        return Batch(
+            ids=tensor(self.ids)[None],
+            positions=tensor(self.positions)[None],
+            slots=tensor(self.slots),
+            tables=tensor(self.tables, np.int32),
+            lengths=tensor(self.lengths, np.int32),
+            query_starts=tensor(self.query_starts, np.int32),
+            logit_rows=tensor(self.logit_rows),
+            shared=shared,
+        )
 
 
 class Forward(Protocol):
