@@ -88,6 +88,7 @@ _NAMES = (
     ("prompt.tokens.ids", "prompt"),
     ("prompt.text", "prompt"),
     ("requests", "prompt"),
+    ("ids", "tokens"),
     ("beam.width", "best_of"),
     ("beam.", ""),
 )

@@ -168,6 +168,21 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
+class Tokens(BaseModel):
+    """Of a text or a conversation."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+    """Tokens of prompt and answer together; null while no worker serves the model."""
+
+
+class Text(BaseModel):
+    """Of token ids."""
+
+    prompt: str
+
+
 class Health(BaseModel):
     """New requests are welcome."""
 

@@ -337,11 +337,15 @@ class ChatRequest(GenerationFields):
     def generation(self) -> Generation:
         """What it means."""
         return self._generation(
-            ChatPrompt(tuple(message.turn() for message in self.messages), _json(self.tools) if self.may_call else ""),
+            _chat(self.messages, self.tools if self.may_call else None),
             max_tokens=_or(self.max_completion_tokens, self.max_tokens),
             logprobs=_or(self.top_logprobs, 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+
+def _chat(messages: list[Message], tools: list[Tool] | None) -> ChatPrompt:
+    return ChatPrompt(tuple(message.turn() for message in messages), _json(tools))
 
 
 def _text(content: str | list[TextPart] | None) -> str:
@@ -355,3 +359,38 @@ def _json(items: list[Tool] | list[MadeCall] | None, exclude: set[str] | None = 
     if not items:
         return ""
     return to_json([item.model_dump(exclude=exclude, exclude_none=True) for item in items]).decode()
+
+
+# ---- text and tokens -------------------------------------------------------------------------------------------
+
+
+class TokenizeRequest(Fields):
+    """`POST /tokenize`: the token ids of a text, or of a conversation with its chat template around it."""
+
+    model: str = ""
+    """Empty: the only one there is."""
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: Annotated[Any, Only(True, why="this server adds those that the model wants")] = None
+    add_generation_prompt: Annotated[Any, Only(True, why="this server asks for the assistant's turn")] = None
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("prompt: wanted prompt or messages, and one of them alone")
+        return self
+
+    def given(self) -> Prompt:
+        """What it means."""
+        if self.messages is not None:
+            return _chat(self.messages, self.tools)
+        return TextPrompt(self.prompt or "")
+
+
+class DetokenizeRequest(Fields):
+    """`POST /detokenize`: the text of token ids, special tokens by their names."""
+
+    model: str = ""
+    """Empty: the only one there is."""
+    tokens: list[TokenId]

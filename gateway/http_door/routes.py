@@ -29,7 +29,13 @@ from gateway.http_door.answers import Stream, whole
 from gateway.http_door.connection import ClientLeft, EventStream, while_connected
 from gateway.http_door.errors import ErrorReply, Problem, problem_of, problem_of_fields, problem_of_status
 from gateway.http_door.forms import ChatForm, Form, Head, TextForm
-from gateway.http_door.requests import ChatRequest, CompletionRequest, GenerationFields
+from gateway.http_door.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationFields,
+    TokenizeRequest,
+)
 from gateway.tenancy import Tenancy
 from octavo.errors import OctavoError, UnknownModel
 
@@ -158,6 +164,11 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 
 
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EventStream.media_type: {}}, "description": "The whole, or with `stream` server-sent events."}
+}
+
+
 def _for_tenants(gateway: Gateway) -> APIRouter:
     router = APIRouter(
         route_class=_TenantsRoute, responses=_REFUSALS, dependencies=[Security(HTTPBearer(auto_error=False))]
@@ -169,8 +180,14 @@ def _for_tenants(gateway: Gateway) -> APIRouter:
     add("/metrics", metrics.scrape, methods=["GET"], response_class=PlainTextResponse)
     add("/v1/models", models.all, methods=["GET"])
     add("/v1/models/{model:path}", models.one, methods=["GET"])
-    add("/v1/completions", answering.completion, methods=["POST"], response_model=replies.TextCompletion)
-    add("/v1/chat/completions", answering.chat, methods=["POST"], response_model=replies.ChatCompletion)
+    words = _Words(gateway.dispatcher)
+    add("/tokenize", words.tokens, methods=["POST"])
+    add("/detokenize", words.text, methods=["POST"])
+    for path, answer, reply in (
+        ("/v1/completions", answering.completion, replies.TextCompletion),
+        ("/v1/chat/completions", answering.chat, replies.ChatCompletion),
+    ):
+        add(path, answer, methods=["POST"], response_model=reply, responses=_STREAMED)
     return router
 
 
@@ -208,6 +225,24 @@ class _Models:
             if each.id == model:
                 return each
         raise UnknownModel(f"model: {model!r}; there are: {', '.join(each.id for each in found) or 'none'}")
+
+
+class _Words:
+    """Text to tokens and back, as vLLM has it."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def tokens(self, asked: TokenizeRequest) -> replies.Tokens:
+        """The token ids of a text or a conversation."""
+        tokens = await self._dispatcher.tokens(asked.given(), asked.model)
+        name = self._dispatcher.served(asked.model).name
+        longest = next((each.max_model_tokens for each in self._dispatcher.models() if each.name == name), None)
+        return replies.Tokens(tokens=list(tokens), count=len(tokens), max_model_len=longest)
+
+    async def text(self, asked: DetokenizeRequest) -> replies.Text:
+        """The text of token ids."""
+        return replies.Text(prompt=await self._dispatcher.text(asked.tokens, asked.model, special_tokens=True))
 
 
 class _Answering:

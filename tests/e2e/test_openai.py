@@ -8,11 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import schemathesis
+from hypothesis import Phase, given, settings
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from tests.support.cluster import Books, Client, greedy, prose, smollm2, tokenizer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
+
+EXAMPLES = 25
+SHORT = {"max_tokens", "max_completion_tokens", "n", "best_of"}
+"""Fields that make a valid request a long one."""
 
 CHAT: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -117,3 +130,49 @@ def test_what_is_wrong_is_told_as_openai_tells_it(client: OpenAI, stack: Stack) 
     assert "8192" in too_long.value.message
     assert [model.id for model in client.models.list()] == ["smollm2"]
     assert stack.at_rest() == before
+
+
+# ---- whatever else one may send --------------------------------------------------------------------------------
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_nothing_that_can_be_sent_is_answered_by_a_5xx(stack: Stack, mode: GenerationMode) -> None:
+    """What the OpenAPI description allows, and what it does not; every answer is one that it describes."""
+    schema = schemathesis.openapi.from_url(f"{stack.url}/openapi.json")
+    operations = [each.ok() for each in schema.get_all_operations()]
+    answers = [
+        statuses_of(operation, mode, "smollm2")
+        for operation in operations
+        if operation.body or mode is GenerationMode.POSITIVE
+    ]
+
+    assert {operation.path for operation in operations} >= {"/v1/completions", "/v1/chat/completions", "/tokenize"}
+    assert all(answers)
+    if mode is GenerationMode.POSITIVE:
+        assert sum(200 in statuses for statuses in answers) > len(answers) / 2
+    assert stack.at_rest()
+
+
+def statuses_of(operation: Any, mode: GenerationMode, model: str) -> set[int]:
+    """How an operation answers, of a model that is there where what it gets is meant to be right."""
+    statuses: set[int] = set()
+
+    @settings(max_examples=EXAMPLES, phases=[Phase.generate], derandomize=True)
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def probe(case: Any) -> None:
+        if isinstance(case.body, dict):
+            case.body |= {name: 2 for name, value in case.body.items() if name in SHORT and is_more(value)}
+            if mode is GenerationMode.POSITIVE:
+                case.body["model"] = model
+        answer = case.call(timeout=60)
+        statuses.add(answer.status_code)
+        case.validate_response(answer, checks=CHECKS)
+
+    probe()
+    return statuses
+
+
+def is_more(value: object) -> bool:
+    return isinstance(value, int) and value > 2

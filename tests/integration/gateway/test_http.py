@@ -226,6 +226,40 @@ async def test_every_form_of_sampling_reaches_the_worker(http: httpx2.AsyncClien
     assert chatted.scope.salt
 
 
+async def test_text_becomes_tokens_and_tokens_text(http: httpx2.AsyncClient, client: AsyncOpenAI) -> None:
+    text = (await http.post("/tokenize", json={"prompt": TEXT})).json()
+    chat = (await http.post("/tokenize", json={"messages": HELLO})).json()
+    back = (await http.post("/detokenize", json={"tokens": text["tokens"]})).json()
+    whole = (await http.post("/detokenize", json={"tokens": chat["tokens"]})).json()
+    answer = await client.chat.completions.create(model="words", messages=HELLO, max_tokens=1)
+
+    assert back == {"prompt": TEXT}
+    assert text["count"] == len(text["tokens"])
+    assert text["max_model_len"] == words.MAX_MODEL_TOKENS
+    assert whole["prompt"] == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert answer.usage is not None
+    assert chat["count"] == answer.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("tokenize", {"prompt": "x", "messages": HELLO}, "prompt"),
+        ("tokenize", {}, "prompt"),
+        ("tokenize", {"prompt": ""}, "prompt"),
+        ("detokenize", {"tokens": [1 << 40]}, "tokens[0]"),
+        ("detokenize", {"tokens": []}, "tokens"),
+    ],
+)
+async def test_what_is_no_text_and_no_tokens_is_refused(
+    path: str, body: dict[str, Any], param: str, http: httpx2.AsyncClient
+) -> None:
+    answer = await http.post(f"/{path}", json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
 async def test_the_models_are_listed_and_found_by_name(client: AsyncOpenAI) -> None:
     (model,) = (await client.models.list()).data
 
