@@ -39,9 +39,11 @@ async def best_of(events: AsyncIterator[Event], wanted: int, *, tells_logprobs: 
 
 def _rank(end: Finished, deltas: list[Delta]) -> tuple[float, int]:
     """Sorts the best first."""
-    assert end.cumulative_logprob is not None, f"sample {end.sample} came without logprobs"
     length = sum(len(delta.token_ids) for delta in deltas)
-    return -end.cumulative_logprob / length if length else inf, end.sample
+    if not length:
+        return inf, end.sample
+    assert end.cumulative_logprob is not None, f"sample {end.sample} came without logprobs"
+    return -end.cumulative_logprob / length, end.sample
 
 
 def _joined(place: int, deltas: list[Delta], *, tells_logprobs: bool) -> Delta:

@@ -68,3 +68,11 @@ async def test_logprobs_that_were_asked_for_stay() -> None:
     events = [STARTED, grew(0, -1.0), ended(0, -1.0), grew(1, -0.5), ended(1, -0.5), BILL]
     (delta,) = [event for event in await told(events, 1, tells_logprobs=True) if isinstance(event, Delta)]
     assert delta == Delta(0, "b", (1,), (TokenLogprobs(-0.5),))
+
+
+async def test_a_text_that_ended_before_its_first_token_comes_last_without_a_logprob() -> None:
+    events = [STARTED, grew(1, -5.0), Finished(0, FinishReason.STOP), ended(1, -5.0), BILL]
+
+    told_of_one = await told(events, 1)
+
+    assert [event.text for event in told_of_one if isinstance(event, Delta)] == ["b"]
