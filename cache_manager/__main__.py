@@ -30,7 +30,7 @@ TTL_LEASES = 3
 
 
 async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transport: Transport) -> None:
-    """Serve until asked to stop; then let workers leave, end the streams of those that stay, and tell Redis."""
+    """Serve until asked to stop; then send the workers to another manager, and tell Redis."""
     now = _clock()
     changes = ChangeQueue()
     manager = Manager(
@@ -94,8 +94,8 @@ async def keep_mirror(changes: ChangeQueue, config: CacheManagerSettings) -> Non
 
 
 async def leave(manager: Manager, grace_seconds: float) -> None:
-    """Wait for the workers to leave by themselves, then end what is left."""
-    manager.refuse_new()
+    """Send the workers to another manager; those that leave themselves have the grace for it."""
+    manager.hand_over()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_seconds):
             await manager.until_alone()

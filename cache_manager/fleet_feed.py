@@ -92,10 +92,13 @@ class FleetFeed:
         self._fleet = fleet
         self._pace = pace_seconds
         self._subscriptions: set[Subscription] = set()
+        self._closed = False
 
     def subscribe(self) -> Subscription:
-        """A new subscription. Give it back to `unsubscribe`."""
+        """A new subscription, which has ended if the feed has. Give it back to `unsubscribe`."""
         subscription = Subscription(self._fleet, self._pace)
+        if self._closed:
+            subscription.close()
         self._subscriptions.add(subscription)
         return subscription
 
@@ -109,6 +112,7 @@ class FleetFeed:
             subscription.note(worker, urgent=urgent)
 
     def close(self) -> None:
-        """End every subscription."""
+        """End every subscription, those to come as well. What is not told by then never is."""
+        self._closed = True
         for subscription in self._subscriptions:
             subscription.close()

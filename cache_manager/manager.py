@@ -309,9 +309,17 @@ class Manager:
 
     # ---- the end ----
 
-    def refuse_new(self) -> None:
-        """Register nobody from now on; those who attend go on."""
+    def hand_over(self) -> None:
+        """Register nobody from now on, and send away those who stay: they have the next manager, or wait for one.
+
+        Workers that are about to leave themselves are served to their end. Gateways are told nothing more: to them the
+        manager is away, and the workers are as they were until another manager speaks of them.
+        """
         self._leaving = True
+        self._feed.close()
+        for lease in self._leases:
+            if not lease.draining:
+                self._send_away(lease)
 
     async def until_alone(self) -> None:
         """Return when nobody attends."""
@@ -319,11 +327,13 @@ class Manager:
 
     def close(self) -> None:
         """End every epoch and every subscription."""
-        self.refuse_new()
+        self.hand_over()
         for lease in self._leases:
-            self._leases.end(lease.worker_id, lease.epoch)
-            self._forget(lease, "manager_leaves", Draining("this cache manager leaves"))
-        self._feed.close()
+            self._send_away(lease)
+
+    def _send_away(self, lease: Lease) -> None:
+        self._leases.end(lease.worker_id, lease.epoch)
+        self._forget(lease, "manager_leaves", Draining("this cache manager leaves"))
 
     def _forget(self, lease: Lease, event: str, why: OctavoError) -> None:
         """Drop what there is besides the lease."""

@@ -29,7 +29,7 @@ class CacheManagerSettings(ServiceSettings):
         default=5.0, gt=0, le=3600, description="seconds without an exchange after which a worker's pool is expired"
     )
     grace_seconds: float = Field(
-        default=2.0, ge=0, description="after SIGTERM, seconds that workers may take to leave by themselves"
+        default=2.0, ge=0, description="after SIGTERM, seconds for workers that are leaving themselves"
     )
     min_copy_tokens: int = Field(
         default=DEFAULT_MIN_COPY_TOKENS,

@@ -3,7 +3,7 @@
     async with Cluster(workers=2) as cluster:
         print(cluster.address)
 
-Everything listens on loopback at free ports. Start-up is over when every service says that it is healthy and the
+Everything listens on loopback at free ports. Start-up is over when every service says that it is healthy and every
 gateway sees every worker; a service that dies before that fails the start at once, with its last words. Shut-down
 goes against the flow of requests: gateway, workers, cache managers, Redis. No file is written, so none is left.
 
@@ -65,11 +65,12 @@ class Ports(NamedTuple):
 class Cluster:
     """The processes, and their common start and end. Each may be killed, frozen and restarted by itself."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own that a caller may want otherwise
         self,
         *,
         workers: int = 2,
         managers: int = 1,
+        gateways: int = 1,
         ports: Ports | None = None,
         env: Mapping[str, str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
@@ -80,7 +81,8 @@ class Cluster:
         Args:
             workers: how many.
             managers: how many cache managers; each worker attends one of them, and the next when that fails.
-            ports: of the gateway; None takes free ones.
+            gateways: how many; clients may ask any of them.
+            ports: of the first gateway; None takes free ones.
             env: `OCTAVO_*` variables for every service, on top of this process's environment. Of several models in
                 `OCTAVO_MODEL`, separated by commas, the workers take one each, in turns.
             grace_seconds: for running requests when the cluster stops.
@@ -88,6 +90,7 @@ class Cluster:
         """
         assert workers > 0, f"workers: {workers}, wanted at least 1"
         assert managers > 0, f"managers: {managers}, wanted at least 1"
+        assert gateways > 0, f"gateways: {gateways}, wanted at least 1"
         shared = _environment(env or {}, workers)
         self._credentials = credentials(shared.get("OCTAVO_API_KEY"))
         self._transport = transport_of(shared)
@@ -113,14 +116,16 @@ class Cluster:
             service(name, "worker", {"OCTAVO_WORKER_ID": name, "OCTAVO_MODEL": model, **grace})
             for name, model in zip(worker_names(workers), itertools.cycle(models), strict=False)
         ]
-        ports = ports or Ports()
-        http = {"OCTAVO_HTTP_LISTEN": f"{LOOPBACK}:{ports.http}"}
-        self.gateway = service("gateway", "gateway", {**grace, **http}, ports.grpc)
+        listening = [ports or Ports(), *[Ports()] * (gateways - 1)]
+        self.gateways = [
+            service(name, "gateway", {**grace, "OCTAVO_HTTP_LISTEN": f"{LOOPBACK}:{own.http}"}, own.grpc)
+            for name, own in zip(gateway_names(gateways), listening, strict=True)
+        ]
 
     @property
     def processes(self) -> list[Process]:
         """All of them, in the order in which they stop."""
-        return [self.gateway, *self.workers, *self.managers, self.redis]
+        return [*self.gateways, *self.workers, *self.managers, self.redis]
 
     @property
     def manager(self) -> Process:
@@ -128,13 +133,18 @@ class Cluster:
         return self.managers[0]
 
     @property
+    def gateway(self) -> Process:
+        """The first gateway."""
+        return self.gateways[0]
+
+    @property
     def address(self) -> str:
-        """host:port of the gateway."""
+        """host:port of the first gateway."""
         return self.gateway.address
 
     @property
     def http_url(self) -> str:
-        """Of the gateway's HTTP API, up to the path."""
+        """Of the first gateway's HTTP API, up to the path."""
         scheme = "https" if self.gateway.env.get("OCTAVO_TLS_CERT") else "http"
         return f"{scheme}://{self.gateway.env['OCTAVO_HTTP_LISTEN']}"
 
@@ -163,23 +173,27 @@ class Cluster:
         await self.redis.start()
         await self.redis.serving()
         redis_url = f"redis://{self.redis.address}/0"
-        for process in (*self.managers, self.gateway):
+        for process in (*self.managers, *self.gateways):
             process.env["OCTAVO_REDIS_URL"] = redis_url
         await _together(map(self._start_healthy, self.managers))
-        for process in (*self.workers, self.gateway):
+        for process in (*self.workers, *self.gateways):
             process.env["OCTAVO_CACHE_MANAGER"] = ",".join(manager.address for manager in self.managers)
-        await _together(self._start_healthy(process) for process in (*self.workers, self.gateway))
-        # So that a gateway that starts again is found where it was.
-        self.gateway.env["OCTAVO_HTTP_LISTEN"] = f"{LOOPBACK}:{self.gateway.events('http_served')[-1]['port']}"
-        await self.gateway.or_fail(self.until_fleet_is_whole())
+        await _together(self._start_healthy(process) for process in (*self.workers, *self.gateways))
+        for gateway in self.gateways:
+            # So that a gateway that starts again is found where it was.
+            gateway.env["OCTAVO_HTTP_LISTEN"] = f"{LOOPBACK}:{gateway.events('http_served')[-1]['port']}"
+            await gateway.or_fail(self._until_fleet_is_whole(gateway.address))
 
     async def until_fleet_is_whole(self) -> None:
-        """Return when the gateway sees every worker. Has no bound of its own.
+        """Return when every gateway sees every worker. Has no bound of its own.
 
         Raises:
             StartFailed: it has a tenants file, and OCTAVO_API_KEY holds no key of it.
         """
-        async with open_channel(self.address, self._transport) as channel:
+        await _together(self._until_fleet_is_whole(gateway.address) for gateway in self.gateways)
+
+    async def _until_fleet_is_whole(self, address: str) -> None:
+        async with open_channel(address, self._transport) as channel:
             gateway = gateway_pb2_grpc.InferenceStub(channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -210,7 +224,7 @@ class Cluster:
 
     async def stop(self) -> None:
         """Let what runs finish, then end every process; each has its grace, and is killed after it."""
-        await self.gateway.stop(self._stop_seconds)
+        await _together(gateway.stop(self._stop_seconds) for gateway in self.gateways)
         await _together(worker.stop(self._stop_seconds) for worker in self.workers)
         await _together(manager.stop(self._stop_seconds) for manager in self.managers)
         await self.redis.stop(self._stop_seconds)
@@ -299,6 +313,11 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
 def manager_names(managers: int) -> list[str]:
     """What the cache managers' processes are called."""
     return ["manager"] if managers == 1 else [f"manager-{i}" for i in range(managers)]
+
+
+def gateway_names(gateways: int) -> list[str]:
+    """What the gateways' processes are called."""
+    return ["gateway"] if gateways == 1 else [f"gateway-{i}" for i in range(gateways)]
 
 
 def worker_names(workers: int) -> list[str]:

@@ -75,7 +75,7 @@ async def serve(config: GatewaySettings) -> None:
                     tasks.create_task(tenancy.keep_looking()),
                 ]
                 await service.until_asked_to_stop()
-                await dispatcher.drain(config.grace_seconds)
+                await dispatcher.drain(max(0.0, config.grace_seconds - STOP_SECONDS))
                 await asyncio.gather(*(each.stop(STOP_SECONDS) for each in (service, *http_doors)))
                 for task in background:
                     task.cancel()

@@ -60,7 +60,7 @@ async def serve(config: WorkerSettings) -> None:
         async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(engine.run(registration_of(config, pool, port)))
             await service.until_asked_to_stop()
-            await engine.drain(config.grace_seconds)
+            await engine.drain(max(0.0, config.grace_seconds - STOP_SECONDS))
             loop.cancel()
     finally:
         await attendance.close()

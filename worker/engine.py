@@ -33,7 +33,7 @@ from worker.outbox import Outbox
 
 log = logging.getLogger("octavo.worker.engine")
 
-FLUSH_SECONDS = 2.0
+FLUSH_SECONDS = 1.0
 """For the last exchange of a drained worker."""
 
 
@@ -148,11 +148,18 @@ class Engine:
             await self._leave_nothing_running()
 
     async def drain(self, grace_seconds: float) -> None:
-        """Take nothing new, let what runs finish within the grace, refuse the rest, tell the manager, end streams."""
+        """Take nothing new and leave within the grace.
+
+        What has not begun is handed over at once: it begins sooner elsewhere. What runs may finish; what does not is
+        handed over before the grace ends, and its gateway goes on with it at another worker. Then the manager is told
+        what is free, for which there is FLUSH_SECONDS whatever the grace, and the streams end.
+        """
+        leaving = Draining("the worker is shutting down")
         self._draining = True
         self._scheduler.drain()
-        if not await self._rested_within(grace_seconds):
-            self._publish(self._scheduler.refuse_all(Draining("the worker is shutting down")))
+        self._publish(self._scheduler.refuse_unbegun(leaving))
+        if not await self._rested_within(max(0.0, grace_seconds - FLUSH_SECONDS)):
+            self._publish(self._scheduler.refuse_all(leaving))
             await self._rested_within(FLUSH_SECONDS)
         for outbox in self._outboxes.values():
             outbox.close()

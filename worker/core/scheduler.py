@@ -110,6 +110,10 @@ class Scheduler:
         """Take nothing new from now on, and say so in every exchange, of which there is at least one."""
         self._draining = self._must_tell = True
 
+    def refuse_unbegun(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
+        """End with an error every request of which nothing has been computed."""
+        return self._refuse([request for request in self._requests.all() if request.cached_tokens is None], error)
+
     def refuse_all(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
         """End every request with an error."""
         return self._refuse(self._requests.all(), error)

@@ -71,10 +71,10 @@ async def test_a_manager_without_workers_leaves_at_once() -> None:
 
 
 async def test_a_manager_leaves_when_its_last_worker_has_left() -> None:
-    """S57: readiness falls first, and the worker that attends is served until it goes."""
-    async with serving() as process:
+    """S57: readiness falls first, and the worker that is leaving itself is served until it goes."""
+    async with serving(grace_seconds=20) as process:
         async with attended(process) as worker:
-            await worker.exchange()
+            await worker.exchange(draining=True)
             kill(process.pid, signal.SIGTERM)
             while await asyncio.to_thread(probe, process.address):
                 pass
@@ -82,8 +82,8 @@ async def test_a_manager_leaves_when_its_last_worker_has_left() -> None:
         assert await asyncio.wait_for(process.exited(), 20) == 0
 
 
-async def test_a_worker_that_stays_is_told_at_the_end_of_the_grace() -> None:
-    async with serving(grace_seconds=0) as process, attended(process) as worker:
+async def test_a_worker_that_stays_is_sent_to_another_manager_at_once() -> None:
+    async with serving(grace_seconds=3600) as process, attended(process) as worker:
         kill(process.pid, signal.SIGTERM)
         with pytest.raises(Draining):
             await worker.hear()

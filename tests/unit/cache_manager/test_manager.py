@@ -179,12 +179,29 @@ def test_the_audit_is_of_the_epoch_that_lives(manager: Manager) -> None:
     assert audit.violation == ""
 
 
-def test_a_manager_that_leaves_registers_nobody_and_serves_those_that_attend(manager: Manager) -> None:
-    worker = Worker(manager)
-    manager.refuse_new()
+def test_a_manager_that_leaves_sends_its_workers_away_but_for_those_that_leave_themselves(manager: Manager) -> None:
+    stays, leaves = Worker(manager, "stays"), Worker(manager, "leaves")
+    leaves.exchange(draining=True)
+    manager.hand_over()
+
+    assert [type(error) for error in stays.told] == [Draining]
+    assert leaves.told == []
+    leaves.exchange(draining=True)
     with pytest.raises(Draining):
         Worker(manager, "late")
-    worker.exchange()
+
+
+async def test_gateways_are_not_told_of_workers_that_another_manager_is_about_to_have(manager: Manager) -> None:
+    """To them the manager is away, so the workers are as they were; who asks anew is told nothing either."""
+    Worker(manager)
+    with manager.subscribe() as before:
+        updates = before.updates()
+        await anext(updates)
+        manager.hand_over()
+        with pytest.raises(Draining):
+            await anext(updates)
+    with manager.subscribe() as after, pytest.raises(Draining):
+        await anext(after.updates())
 
 
 async def test_a_manager_is_alone_when_the_last_worker_has_gone(manager: Manager) -> None:
