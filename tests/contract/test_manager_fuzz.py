@@ -9,14 +9,12 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,8 +27,9 @@ from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from octavo.v1 import types_pb2
 from octavo.wire import audit_from_wire, exchange_to_wire, grant_from_wire, pack, registration_to_wire
-from tests.support import books
+from tests.support import books, wild
 from tests.support.manager_service import WorkerStandIn, manager_process
+from tests.support.wild import mangled
 
 pytestmark = pytest.mark.cluster
 
@@ -86,19 +85,7 @@ SCALARS: dict[int, st.SearchStrategy[Any]] = {
 
 
 def messages(schema: Descriptor) -> st.SearchStrategy[Message]:
-    """Any message of the schema, with up to four of its fields."""
-    fields = st.lists(st.sampled_from(list(schema.fields)), unique_by=lambda field: field.name, max_size=4)
-    none = st.just(GetMessageClass(schema)())
-    return fields.flatmap(partial(_built, schema)) if schema.fields else none
-
-
-def _built(schema: Descriptor, fields: list[FieldDescriptor]) -> st.SearchStrategy[Message]:
-    return st.builds(GetMessageClass(schema), **{field.name: _values(field) for field in fields})
-
-
-def _values(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    one = SCALARS[field.type] if field.message_type is None else messages(field.message_type)
-    return st.lists(one, max_size=2) if field.is_repeated else one
+    return wild.messages(schema, SCALARS)
 
 
 living = few
@@ -139,14 +126,6 @@ attends = messages(v1.AttendRequest.DESCRIPTOR)
 
 def _bytes(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-@st.composite
-def mangled(draw: st.DrawFn, whole: st.SearchStrategy[Message]) -> bytes:
-    """The bytes of a message with some changed, lost or added."""
-    raw = _bytes(draw(whole))
-    start, end = sorted((draw(st.integers(0, len(raw))), draw(st.integers(0, len(raw)))))
-    return raw[:start] + draw(st.binary(max_size=4)) + raw[end:]
 
 
 @dataclass(frozen=True)

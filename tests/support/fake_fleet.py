@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from gateway.prefix_lookup import MemoryLookup
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, UnknownWorker
 from octavo.hashing import block_hashes
 from octavo.ids import Epoch, WorkerId
 from octavo.records import (
@@ -248,6 +248,9 @@ class FakeManager(cache_manager_v1_grpc.CacheManagerServicer):
 
     def Audit(self, request: Any, context: Any) -> Any:  # noqa: N802 - the schema's name
         raise NotImplementedError("a fake manager has no books")
+
+    def ExplainPrompt(self, request: Any, context: Any) -> Any:  # noqa: N802 - the schema's name
+        raise UnknownWorker("a fake manager has no books")
 
 
 class FakeFleet:
