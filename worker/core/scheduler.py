@@ -5,15 +5,15 @@
     step_plan = scheduler.plan_step()          without chunks: nobody has room
     reports = scheduler.apply(step_result)     or `step_failed`; what the gateways are told
 
-Steps and exchanges go side by side, one of each at a time: an exchange that is asked while a step runs is about the one
-after it (shares.py). A step takes whoever has room for it, so it waits for no exchange while anybody has.
+Steps and exchanges go side by side, one of each at a time (dialogue.py). A step takes whoever has room for it, so it
+waits for no exchange while anybody has.
 
 The rules:
 - Decode first; then the prefills that run, in chunks; then the waiting, in their order (order.py), as long as there is
   room for them (admission.py). Those that follow another sequence wait until it has computed what they have in common
   with it, and take no budget.
 - Where blocks are short somebody is sent back (order.py): it is freed, waits, and is computed again later. Nobody holds
-  blocks while waiting for blocks. Nobody is sent back in the midst of a step, nor while an exchange is under way.
+  blocks while waiting for blocks.
 - Samples of one request share their prompt's prefill: once it is computed, their first tokens are drawn from the same
   logits, and the samples that go on are forked from the first. A fork that finds too few blocks leaves them waiting,
   each as a sequence of its own.
@@ -22,8 +22,6 @@ The rules:
   published.
 - A cancelled sequence leaves at once; its blocks are freed after the step that may still write to them.
 """
-
-from collections.abc import Iterator
 
 from octavo.errors import Draining, OctavoError, QueueFull
 from octavo.ids import CacheEpoch, Epoch
@@ -37,15 +35,12 @@ from octavo.records import (
     TokenLogprobs,
     WorkerLoad,
 )
-from worker.core import order
 from worker.core.acceptance import require_runnable
-from worker.core.admission import Doorkeeper
-from worker.core.asked import Asked, Shortage
-from worker.core.branches import Branches
+from worker.core.dialogue import Dialogue
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
 from worker.core.sequence import GatewayKey, Request, Sequence
-from worker.core.shares import Prospect, Share, after, now, share_out
+from worker.core.shares import share_out, within_room
 from worker.core.step import Chunk, StepPlan, StepResult
 from worker.core.tables import Tables
 
@@ -62,18 +57,12 @@ class Scheduler:
         self._requests = Requests()
         self._tables = Tables(pool.num_blocks, pool.block_size)
         self._lineup = Lineup(self._tables, max_running=max_running, block_size=pool.block_size)
-        self._door = Doorkeeper(self._tables, self._lineup, pool.block_size)
-        self._branches = Branches(self._tables, self._lineup)
-        self._asked: Asked | None = None
-        """By the exchange under way."""
-        self._shortage: Shortage | None = None
-        self._turned_away = False
-        """Since the last step, somebody was, and would be again."""
+        self._dialogue = Dialogue(
+            self._tables, self._lineup, max_step_tokens=max_step_tokens, block_size=pool.block_size
+        )
         self._step: dict[Sequence, Chunk] = {}
         """Under way."""
-        self._alone = False
         self._draining = False
-        self._must_tell = False
 
     # ---- what comes from the gateways ------------------------------------------------------------------------
 
@@ -108,7 +97,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Take nothing new from now on, and say so in every exchange, of which there is at least one."""
-        self._draining = self._must_tell = True
+        self._draining = self._dialogue.must_tell = True
 
     def refuse_unbegun(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
         """End with an error every request of which nothing has been computed."""
@@ -160,61 +149,19 @@ class Scheduler:
 
         The grant must come to `granted`; if there is none, `lost` must be called.
         """
-        assert self._asked is None, "one exchange at a time"
-        if not self._step:
-            self._settle()
-        if self._shortage and not renew:
-            return None  # somebody has to give way first, after the step
-        forks, children = self._branches.take()
-        shares, attached = ([], []) if self._shortage else self._shares_to_come()
-        commits, finished = self._tables.take_untold()
-        size = self._pool.block_size
-        reserves = tuple(share.reservation() for share in shares if share.end > share.sequence.writable(size))
-        if not (commits or forks or finished or attached or reserves or self._must_tell or renew):
-            return None
-        self._must_tell = False
-        self._asked = Asked(children, attached, reserves)
-        return Exchange(
-            epoch=epoch,
-            step=number,
-            commits=commits,
-            forks=forks,
-            finished=finished,
-            attaches=self._asked.attaches(),
-            reserves=reserves,
-            load=self.load(),
-            draining=self._draining,
-        )
+        frame = Exchange(epoch=epoch, step=number, load=self.load(), draining=self._draining)
+        return self._dialogue.ask(frame, self._step, renew=renew)
 
     def granted(self, grant: Grant) -> None:
         """Follow the grant: who has a table now, what is in it, and who found too few blocks."""
-        asked, self._asked = self._asked, None
-        assert asked is not None, "nothing was asked"
-        unmet, waits = set(grant.unmet), dict(grant.waiting)
-        born = [child for child in asked.children if child.id not in unmet]
-        came_in = [sequence for sequence in asked.attached if sequence.id not in waits]
-        self._tables.take_in(grant, [*born, *came_in], asked.met(unmet))
-        short = [sequence for name in asked.short(unmet) if (sequence := self._tables.known(name)) is not None]
-        self._shortage = Shortage(short, came_in) if short else None
-        for child in asked.children:
-            if child.id in unmet and not child.ended:
-                self._lineup.give_way(child)  # to be attached by itself
-        for sequence in asked.attached:
-            if sequence.id in waits and not sequence.ended:
-                self._lineup.turn_away(sequence)
-        for leader in (*came_in, *map(self._tables.known, waits.values())):
-            if leader is not None and leader in self._tables:
-                self._door.follow(leader)
-        self._turned_away |= any(one.id in waits and one.follows is None for one in asked.attached)
+        self._dialogue.granted(grant)
 
     def plan_step(self) -> StepPlan:
         """A step of those who have room; nobody may be there for it."""
         assert not self._step, "one step at a time"
-        if self._asked is None and not self._alone:
-            self._settle()
-        self._turned_away = False
+        self._dialogue.settle()
         size = self._pool.block_size
-        able = [_within_room(sequence, size) for sequence in self._lineup.running if sequence in self._tables]
+        able = [within_room(sequence, size) for sequence in self._lineup.running if sequence in self._tables]
         shares = share_out((prospect for prospect in able if prospect.remaining > 0), self._max_step_tokens)
         self._step = {share.sequence: share.chunk() for share in shares}
         for sequence in self._step:
@@ -237,7 +184,7 @@ class Scheduler:
 
     def step_failed(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
         """The step raised: its requests end with `error`, all others are computed again. No exchange is under way."""
-        assert self._asked is None, "the grant comes first"
+        assert not self._dialogue.under_way, "the grant comes first"
         failed = {sequence.request for sequence in self._end_step() if not sequence.ended}
         reports = self._refuse(list(failed), error)
         for sequence in self._lineup.running.copy():
@@ -248,13 +195,7 @@ class Scheduler:
 
     def lost(self) -> None:
         """The manager is gone. What was asked last and not answered is asked again when one is back; tables stay."""
-        asked, self._asked, self._shortage = self._asked or Asked(), None, None
-        self._tables.unanswered()
-        self._branches.unanswered()
-        for sequence in asked.attached:
-            if sequence in self._lineup.running and sequence not in self._tables:
-                self._lineup.turn_away(sequence)
-        self._alone = self._must_tell = True
+        self._dialogue.lost()
 
     def inventory(self) -> tuple[Inventory, ...]:
         """What to tell a manager without books, if there is anything. Steps alone may go on while it opens them."""
@@ -262,69 +203,31 @@ class Scheduler:
 
     def joined(self, cache_epoch: CacheEpoch) -> None:
         """A manager has taken the worker in, and publishes under this cache epoch."""
-        self._alone = False
-        self._tables.follow_reset(cache_epoch)
+        self._dialogue.joined(cache_epoch)
 
     def preempt_all(self) -> None:
         """The books are lost and every table with them: whoever runs waits to be computed again."""
         assert not self._step, "the step ends first"
-        self._tables.forget()
-        self._branches.take()
-        for sequence in self._lineup.running.copy():
-            self._lineup.start_over(sequence)
-        self._asked = self._shortage = None
-        self._alone = self._must_tell = True
+        self._dialogue.start_anew()
 
     def check(self) -> None:
         """Assert the invariants that hold between two calls of the engine's loop."""
         self._lineup.check()
         self._tables.check()
         lined_up = {*self._lineup.waiting, *self._lineup.running}
-        branching = self._branches.children()
+        branching = self._dialogue.branches.children()
         live = {sequence for request in self._requests.all() for sequence in request.live}
         assert lined_up | branching == live, (lined_up, branching, live)
         assert not lined_up & branching, (lined_up, branching)
         for sequence in live:
             assert sequence.remaining > 0, sequence.age
 
-    # ---- parts of a step -------------------------------------------------------------------------------------
-
-    def _shares_to_come(self) -> tuple[list[Share], list[Sequence]]:
-        """Shares of the next step, as far as can be foreseen, and those who come in for it."""
-        running = share_out(self._prospects(), self._max_step_tokens)
-        left = self._max_step_tokens - sum(share.count for share in running)
-        entering = [] if self._turned_away else self._door.admit(left)
-        shares = [*running, *(Share(sequence, 0, count) for sequence, count in entering)]
-        return sorted(shares, key=lambda share: order.service(share.sequence)), [sequence for sequence, _ in entering]
-
-    def _prospects(self) -> Iterator[Prospect]:
-        """Those who run, as they will be when the step under way is over."""
-        for sequence in self._lineup.running:
-            chunk = self._step.get(sequence)
-            prospect = now(sequence) if chunk is None else after(sequence, chunk)
-            if prospect is not None:
-                yield prospect
-
-    def _settle(self) -> None:
-        """Send back whoever has to give way to those who found too few blocks, or to the next of higher priority."""
-        shortage, self._shortage = self._shortage, None
-        if shortage is not None:
-            size = self._pool.block_size
-            for sequence in order.going(self._lineup.running, shortage.newcomers):
-                if shortage.blocks(self._tables, size) <= self._tables.returning:
-                    break
-                self._lineup.give_way(sequence)
-            enough = not shortage.blocks(self._tables, size)
-            assert enough or self._tables.untold, f"{self._pool.num_blocks} blocks are too few"
-        for sequence in self._door.make_way():
-            self._lineup.give_way(sequence)
+    # ---- ends ------------------------------------------------------------------------------------------------
 
     def _end_step(self) -> dict[Sequence, Chunk]:
         step, self._step = self._step, {}
         self._tables.writing()
         return step
-
-    # ---- ends ------------------------------------------------------------------------------------------------
 
     def _take_drawn(self, first: Sequence, drawn: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None) -> None:
         """The next token of a sample, and of those that are born with it."""
@@ -336,7 +239,7 @@ class Scheduler:
             if self._requests.drawn(sequence, token, logprobs[at : at + 1] if logprobs else ()):
                 self._end(sequence)
         if children:
-            self._branches.add(first.id, children)
+            self._dialogue.branches.add(first.id, children)
 
     def _end(self, sequence: Sequence) -> None:
         self._lineup.end(sequence)
@@ -353,9 +256,3 @@ class Scheduler:
             self._requests.refused(request, error)
         self._drop(requests)
         return self._requests.take_reports()
-
-
-def _within_room(sequence: Sequence, block_size: int) -> Prospect:
-    """It may compute what it has room for."""
-    room = sequence.writable(block_size) - sequence.computed
-    return Prospect(sequence, sequence.computed, min(sequence.remaining, room))

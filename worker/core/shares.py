@@ -30,6 +30,12 @@ def now(sequence: Sequence) -> Prospect:
     return Prospect(sequence, sequence.computed, sequence.remaining)
 
 
+def within_room(sequence: Sequence, block_size: int) -> Prospect:
+    """As it is, as far as it has room."""
+    room = sequence.writable(block_size) - sequence.computed
+    return Prospect(sequence, sequence.computed, min(sequence.remaining, room))
+
+
 def after(sequence: Sequence, chunk: Chunk) -> Prospect | None:
     """As it will be when the step with this chunk is over; None if it has ended then, or will fork first."""
     draws = len(chunk.draws)
