@@ -129,7 +129,7 @@ class Intake:
         """An answer of a job, as its client was told: its text may come again, in the prompt of the next turn."""
         if job.text is None:
             return
-        count, characters = job.model.tokenizer.covered(tokens, text)
+        count, characters = job.model.tokenizer.covered(job.submission.prompt, tokens, text)
         if count:
             self._turns.remember(job.realm, job.text + text[:characters], len(job.text), tokens[:count])
 

@@ -9,6 +9,7 @@ place where its tokens are, and what the next worker is asked for is computed fr
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 from gateway.core.carrying import Losses, remaining
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
@@ -61,7 +62,8 @@ class Journey:
         self._job = job
         self._shared = shared
         self._clock = shared.clock
-        self._transcript = Transcript(job.submission.samples, job.model.tokenizer.detokenizer, job.stop)
+        detokenizer = partial(job.model.tokenizer.detokenizer, job.submission.prompt)
+        self._transcript = Transcript(job.submission.samples, detokenizer, job.stop)
         self._losses = Losses(shared.max_losses)
         self._visits = 0
         self._first_token: float | None = None

@@ -5,25 +5,27 @@ incremental: joined, the pieces equal the text of all tokens, special tokens lef
 character.
 """
 
-import codecs
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.pre_tokenizers import ByteLevel
 
 from gateway.chat_template import read_template
 from gateway.core.request import ChatPrompt
 from gateway.core.tool_calls import ToolForm
-from gateway.core.transcript import Detokenizer
 from gateway.core.turns import Answer
+from gateway.detokenizers import (
+    BYTE_NAME,
+    SPACE_MARK,
+    ByteDetokenizer,
+    SettlingDetokenizer,
+    WindowDetokenizer,
+    byte_vocabulary,
+)
 from octavo.errors import InvalidRequest
 
-_REPLACEMENT = "\ufffd"
-_BYTE_NAME = re.compile("<0x([0-9A-F]{2})>")
 """How vocabularies that are not of bytes name their fallback for one."""
 
 
@@ -52,7 +54,7 @@ class Tokenizer:
         """How the model writes its calls of tools, as far as its chat template tells."""
         if self.tool_form is not None:
             self._tokenizer = _with_visible(self._tokenizer, self.tool_form.marks)
-        self._bytes_of = _byte_table(self._tokenizer)
+        self._vocabulary = byte_vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, kind in added.items() if kind.special)
 
@@ -77,13 +79,13 @@ class Tokenizer:
         same = self.decode(exact, special_tokens=True) == self.decode(plain, special_tokens=True)
         return tuple(exact) if same else plain
 
-    def covered(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
-        """How much of a generated text its tokens stand for exactly, as (tokens, characters).
+    def covered(self, prompt: Sequence[int], tokens: Sequence[int], text: str) -> tuple[int, int]:
+        """How much of a text its tokens stand for exactly that were generated after `prompt`, as (tokens, characters).
 
         The longest beginning of `tokens` that ends with a character, before any special token (which has no part in the
         text) and within `text`: a stop string may have cut the text off inside a token.
         """
-        detokenizer = self._new_detokenizer()
+        detokenizer = self.detokenizer(prompt)
         at = covered = characters = 0
         for count, token in enumerate(tokens, start=1):
             if token in self._special or self._tokenizer.id_to_token(token) is None:
@@ -116,80 +118,19 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """What a token stands for by itself: its bytes, a special token's name, nothing for one that is not known."""
-        if self._bytes_of is not None and token < len(self._bytes_of) and self._bytes_of[token]:
-            return self._bytes_of[token]
+        known = () if self._vocabulary is None else self._vocabulary.bytes_of
+        if token < len(known) and known[token]:
+            return known[token]
         name = self._tokenizer.id_to_token(token) or ""
-        if byte := _BYTE_NAME.fullmatch(name):
+        if byte := BYTE_NAME.fullmatch(name):
             return bytes.fromhex(byte[1])
-        return name.replace("\u2581", " ").encode()  # SentencePiece's mark for a space
+        return name.replace(SPACE_MARK, " ").encode()
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh incremental decoder, for one output."""
-        return self._new_detokenizer()
-
-    def _new_detokenizer(self) -> "_ByteDetokenizer | _WindowDetokenizer":
-        if self._bytes_of is not None:
-            return _ByteDetokenizer(self._bytes_of)
-        return _WindowDetokenizer(self)
-
-
-class _ByteDetokenizer:
-    """For vocabularies whose tokens are byte strings: exact for any sequence of tokens, constant work per token."""
-
-    def __init__(self, bytes_of: Sequence[bytes]) -> None:
-        self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Text that these tokens settle. A token that the tokenizer does not know has none."""
-        known = len(self._bytes_of)
-        return self._decoder.decode(b"".join(self._bytes_of[token] for token in tokens if token < known))
-
-    @property
-    def settled(self) -> bool:
-        """Whether the tokens so far end with a character."""
-        return not self._decoder.getstate()[0]
-
-    def flush(self) -> str:
-        """A character that never became whole, as U+FFFD."""
-        return self._decoder.decode(b"", final=True)
-
-
-class _WindowDetokenizer:
-    """For every other vocabulary: decode a window of tokens twice, with and without the new ones.
-
-    The window begins with the tokens of the last settled piece, since a decoder may treat the first token of a text
-    unlike the rest. Text that ends in U+FFFD may be half a character, so the window grows until it does not.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._settled: list[int] = []
-        self._new: list[int] = []
-
-    def push(self, tokens: Sequence[int]) -> str:
-        """Text that these tokens settle."""
-        self._new += tokens
-        text = self._unsettled()
-        if not text or text.endswith(_REPLACEMENT):
-            return ""
-        self._settled, self._new = self._new, []
-        return text
-
-    @property
-    def settled(self) -> bool:
-        """Whether the tokens so far end with a character."""
-        return not self._new
-
-    def flush(self) -> str:
-        """What is left, half characters included."""
-        text = self._unsettled()
-        self._settled, self._new = self._new, []
-        return text
-
-    def _unsettled(self) -> str:
-        before = self._tokenizer.decode(self._settled)
-        return self._tokenizer.decode([*self._settled, *self._new])[len(before) :]
+    def detokenizer(self, prompt: Sequence[int] = ()) -> SettlingDetokenizer:
+        """A fresh incremental decoder, for one output that goes on from `prompt`."""
+        if self._vocabulary is not None:
+            return ByteDetokenizer(self._vocabulary, prompt)
+        return WindowDetokenizer(self.decode, prompt)
 
 
 def _with_visible(tokenizer: tokenizers.Tokenizer, marks: Sequence[str]) -> tokenizers.Tokenizer:
@@ -199,30 +140,3 @@ def _with_visible(tokenizer: tokenizers.Tokenizer, marks: Sequence[str]) -> toke
     for token in hidden:
         token["special"] = False
     return tokenizers.Tokenizer.from_str(json.dumps(settings)) if hidden else tokenizer
-
-
-def _byte_table(tokenizer: tokenizers.Tokenizer) -> list[bytes] | None:
-    """The bytes of every token, none for special ones, or None where tokens do not stand for bytes alone."""
-    settings: dict[str, Any] = json.loads(tokenizer.to_str())
-    decoder: dict[str, Any] | None = settings["decoder"]
-    if decoder is None or decoder["type"] != "ByteLevel":
-        return None
-    special = {token["id"] for token in settings["added_tokens"] if token["special"]}
-    byte_of = _byte_alphabet()
-    vocabulary = tokenizer.get_vocab()
-    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-    for token, at in vocabulary.items():
-        if at not in special:
-            known = all(character in byte_of for character in token)
-            table[at] = bytes(byte_of[character] for character in token) if known else token.encode()
-    return table
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes every byte as one printable character; this reads them back.
-
-    The printable bytes stand for themselves, the others, in order, for the characters from U+0100 on.
-    """
-    alphabet = {character: ord(character) for character in ByteLevel.alphabet() if ord(character) < 256}
-    others = sorted(set(range(256)) - set(alphabet.values()))
-    return alphabet | {chr(256 + at): byte for at, byte in enumerate(others)}

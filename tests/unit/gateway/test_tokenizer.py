@@ -123,7 +123,7 @@ def test_others_go_on_while_a_long_text_is_encoded(
     assert turns > 20, "a text that takes a tenth of a second and more was encoded in one go"
 
 
-def sentencepiece(folder: Path) -> Tokenizer:
+def sentencepiece(folder: Path, decoder: decoders.Decoder | None = None) -> Tokenizer:
     """A tokenizer of the other kind: words begin with a mark, bytes are tokens of their own, it begins with <s>."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "本"]
     own = Words(
@@ -136,7 +136,7 @@ def sentencepiece(folder: Path) -> Tokenizer:
     )
     own.add_special_tokens(["<unk>", "<s>", "</s>"])
     own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    own.decoder = decoders.Sequence(
+    own.decoder = decoder or decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
@@ -161,6 +161,59 @@ def test_the_pieces_of_any_text_join_for_the_other_kind_of_tokenizer_too(
     assert not any("\ufffd" in piece for piece in so_far)
 
 
+def without_strip() -> decoders.Decoder:
+    """As Gemma has it: a text's first space is part of it."""
+    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def in_another_order() -> decoders.Decoder:
+    """Does the same as the usual one, and is not known by its form: the text is found by decoding windows."""
+    return decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+
+
+@pytest.fixture(scope="module", params=[None, without_strip, in_another_order])
+def any_other_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    decoder = request.param and request.param()
+    return sentencepiece(tmp_path_factory.mktemp("pieces") / "model", decoder)
+
+
+piece_tokens = st.lists(
+    st.integers(0, 263) | st.sampled_from([259, 260, 262, 263, 3 + 0xE6, 3 + 0x9C, 3 + 0xAC]), max_size=30
+)
+
+
+@given(prompt=piece_tokens, tokens=piece_tokens)
+def test_an_output_goes_on_from_its_prompt_as_the_text_of_both_does(
+    any_other_kind: Tokenizer, prompt: list[int], tokens: list[int]
+) -> None:
+    """Byte tokens of every kind among them: where all is text, the pieces are; where bytes are none, U+FFFD stands."""
+    so_far = pieces(any_other_kind.detokenizer(prompt), tokens, cuts=list(range(len(tokens))))
+
+    before, whole = any_other_kind.decode(prompt), any_other_kind.decode([*prompt, *tokens])
+    if "\ufffd" not in whole:
+        assert before + "".join(so_far) == whole
+    for at, piece in enumerate(so_far[:-1]):
+        assert "\ufffd" not in piece or "\ufffd" in whole, at
+
+
+@given(tokens=piece_tokens, cuts=st.lists(st.integers(0, 30), max_size=9))
+def test_how_bytes_that_are_no_text_are_cut_changes_nothing(
+    other_kind: Tokenizer, tokens: list[int], cuts: list[int]
+) -> None:
+    one_by_one = pieces(other_kind.detokenizer(), tokens, cuts=list(range(len(tokens))))
+    in_groups = pieces(other_kind.detokenizer(), tokens, cuts)
+    assert "".join(in_groups) == "".join(one_by_one)
+
+
+def test_bytes_that_are_never_text_are_not_held_back_for_ever(any_other_kind: Tokenizer) -> None:
+    detokenizer = any_other_kind.detokenizer()
+    said = "".join(detokenizer.push([3 + 0xFF]) for _ in range(100))
+    assert said.count("\ufffd") > 50
+    assert (said + detokenizer.flush()).count("\ufffd") == 100
+
+
 # ---- earlier answers -----------------------------------------------------------------------------------------
 
 
@@ -170,7 +223,7 @@ def test_an_answers_own_tokens_are_used_wherever_they_decode_to_its_text(
 ) -> None:
     """Any tokens at all, of which a stop string may have cut off the text."""
     told = "".join(pieces(tokenizer.detokenizer(), tokens, cuts=[]))[:cut]
-    count, characters = tokenizer.covered(tokens, told)
+    count, characters = tokenizer.covered([], tokens, told)
     text = before + told[:characters] + behind
     answer = Answer(len(before), len(before) + characters, tuple(tokens[:count]))
 
@@ -185,10 +238,10 @@ def test_an_answers_own_tokens_are_used_wherever_they_decode_to_its_text(
 def test_covered_text_ends_with_a_character_and_before_a_special_token(tokenizer: Tokenizer) -> None:
     whole = list(encode_as_text(tokenizer, "ab"))
     halves = [words.tokenizer().token_to_id(letter) for letter in "æĹ"]
-    assert tokenizer.covered([*whole, *halves], "ab\ufffd") == (len(whole), 2)
-    assert tokenizer.covered([*whole, words.EOS_TOKEN, *whole], "abab") == (len(whole), 2)
-    assert tokenizer.covered([*whole, 10**6, *whole], "abab") == (len(whole), 2)
-    assert tokenizer.covered(whole, "") == (0, 0)
+    assert tokenizer.covered([], [*whole, *halves], "ab\ufffd") == (len(whole), 2)
+    assert tokenizer.covered([], [*whole, words.EOS_TOKEN, *whole], "abab") == (len(whole), 2)
+    assert tokenizer.covered([], [*whole, 10**6, *whole], "abab") == (len(whole), 2)
+    assert tokenizer.covered([], whole, "") == (0, 0)
 
 
 @given(
@@ -200,7 +253,7 @@ def test_the_other_kind_of_tokenizer_uses_them_only_where_the_text_stays_the_sam
     other_kind: Tokenizer, before: str, tokens: list[int], behind: str
 ) -> None:
     told = "".join(pieces(other_kind.detokenizer(), tokens, cuts=[]))
-    count, characters = other_kind.covered(tokens, told)
+    count, characters = other_kind.covered([], tokens, told)
     text = before + told[:characters] + behind
     answer = Answer(len(before), len(before) + characters, tuple(tokens[:count]))
 
