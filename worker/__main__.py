@@ -17,6 +17,7 @@ from octavo.service import Service, run
 from octavo.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient
+from worker.core.drafting import Drafter
 from worker.core.scheduler import Scheduler
 from worker.engine import Engine
 from worker.metrics import WorkerMetrics
@@ -44,6 +45,7 @@ async def serve(config: WorkerSettings) -> None:
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
         max_waiting=config.max_waiting,
+        drafter=Drafter() if config.speculate == "ngram" else None,
     )
     engine = Engine(
         scheduler,

@@ -38,6 +38,9 @@ class WorkerMetrics(Collector):
             "octavo_cached_tokens", "Of the prompt tokens, those found in published blocks.", load.cached_tokens
         )
         yield CounterMetricFamily("octavo_output_tokens", "Drawn for clients.", load.output_tokens)
+        drafts = self._scheduler.drafts
+        yield CounterMetricFamily("octavo_drafted_tokens", "Guessed and put through the model.", drafts.drafted)
+        yield CounterMetricFamily("octavo_accepted_tokens", "Of those, the ones that were right.", drafts.accepted)
         yield CounterMetricFamily(
             "octavo_preemptions", "Sequences that lost a table for which they had computed something.", load.preemptions
         )

@@ -1,9 +1,9 @@
 """What a worker is told by its environment."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, model_validator
 
 from octavo.models import DEFAULT
 from octavo.settings import Addresses, Folder, ServiceSettings
@@ -56,6 +56,11 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(default=16, ge=1, le=4096, description="positions a block")
     max_step_tokens: int = Field(default=512, ge=1, description="tokens computed in one step, at most")
     max_running: int = Field(default=64, ge=1, description="sequences that hold blocks at once, at most")
+    speculate: Literal["off", "ngram"] = Field(
+        default="off",
+        description="ngram: guess what followed the newest tokens where they stood before, and verify several in one "
+        "step. The draws stay the same. Not with `deterministic`",
+    )
     max_waiting: int = Field(default=4096, ge=1, description="further sequences that wait for a place, at most")
     max_unread_reports: int = Field(
         default=1024, ge=1, description="steps a gateway may lag behind before its stream is ended"
@@ -71,3 +76,11 @@ class WorkerSettings(ServiceSettings):
     exchange_seconds: float = Field(
         default=5.0, gt=0, description="seconds without an answer after which the cache manager counts as lost"
     )
+
+    @model_validator(mode="after")
+    def _speculation_depends_on_company(self) -> Self:
+        if self.deterministic and self.speculate != "off":
+            raise ValueError(
+                f"speculate is {self.speculate} and deterministic is true: how far it guesses depends on what else runs"
+            )
+        return self

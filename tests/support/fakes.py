@@ -92,7 +92,10 @@ class FunctionRunner:
                 self._pool[chunk.table[position // self._spec.block_size]][position % self._spec.block_size] = token
         tokens = tuple(self._draw(chunk) for chunk in plan.chunks)
         told = {
-            at: tuple(judgement(self._read(chunk, chunk.end), token) for token in drawn)
+            at: tuple(
+                judgement(self._read(chunk, draw.position), token)
+                for draw, token in zip(chunk.draws, drawn, strict=True)
+            )
             for at, (chunk, drawn) in enumerate(zip(plan.chunks, tokens, strict=True))
             if chunk.draws and chunk.draws[0].logprobs is not None
         }
@@ -104,9 +107,12 @@ class FunctionRunner:
         return tuple(judgement(self._read(chunk, end), token) for end, token in zip(ends, chunk.targets, strict=False))
 
     def _draw(self, chunk: Chunk) -> tuple[int, ...]:
-        history = self._read(chunk, chunk.end)
-        assert all(draw.position == chunk.end for draw in chunk.draws), chunk
-        return tuple(self._model(history, draw.sampling, draw.sample, self._spec.vocab_size) for draw in chunk.draws)
+        drafts = range(chunk.end - chunk.drafts, chunk.end + 1) if chunk.drafts else [chunk.end] * len(chunk.draws)
+        assert [draw.position for draw in chunk.draws] == [*drafts], chunk
+        return tuple(
+            self._model(self._read(chunk, draw.position), draw.sampling, draw.sample, self._spec.vocab_size)
+            for draw in chunk.draws
+        )
 
     def _read(self, chunk: Chunk, end: int) -> list[int]:
         size = self._spec.block_size

@@ -19,6 +19,7 @@ from octavo.records import (
 )
 from tests.support import books
 from tests.support.fakes import FunctionRunner, Model, judgement, next_token, solo_text
+from worker.core.drafting import Drafter
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
 from worker.core.step import StepPlan
@@ -88,6 +89,7 @@ class World:
         min_copy_tokens: int = DEFAULT_MIN_COPY_TOKENS,
         model: Model = next_token,
         overlap: bool = False,
+        drafter: Drafter | None = None,
         **pool: Any,
     ) -> None:
         self.overlap = overlap
@@ -95,7 +97,11 @@ class World:
         self.max_step_tokens = max_step_tokens
         self.min_copy_tokens = min_copy_tokens
         self.scheduler = Scheduler(
-            self.spec, max_step_tokens=max_step_tokens, max_running=max_running, max_waiting=max_waiting
+            self.spec,
+            max_step_tokens=max_step_tokens,
+            max_running=max_running,
+            max_waiting=max_waiting,
+            drafter=drafter,
         )
         self.runner = FunctionRunner(self.spec, model)
         self.gateways = Gateways()

@@ -4,16 +4,26 @@ from worker.core.sequence import Sequence
 from worker.core.step import Draw
 
 
-def draws_after(sequence: Sequence) -> tuple[Draw, ...]:
-    """Behind its last known token: a draw for its sample, and one for each that will be born of it."""
+def draws_after(sequence: Sequence, drafts: tuple[int, ...] = ()) -> tuple[Draw, ...]:
+    """Behind its last known token: a draw for its sample, and one for each that will be born of it.
+
+    Behind each of the drafts one more, as it will be if those before it turn out right.
+    """
+    samples = range(sequence.sample, sequence.sample + sequence.width)
+    return tuple(_draw(sequence, sample, drafts[:guessed]) for guessed in range(len(drafts) + 1) for sample in samples)
+
+
+def _draw(sequence: Sequence, sample: int, guessed: tuple[int, ...]) -> Draw:
     submission = sequence.request.submission
-    sampling, begins = submission.sampling, submission.output_begins
-    history = tuple(sequence.tokens) if sampling.penalises else ()
-    forbidden = tuple(submission.stop_tokens) if sequence.outputs < submission.min_tokens else ()
-    position, logprobs = len(sequence.tokens), submission.logprobs
-    return tuple(
-        Draw(sampling, sample, position, history, begins, forbidden, logprobs)
-        for sample in range(sequence.sample, sequence.sample + sequence.width)
+    early = sequence.outputs + len(guessed) < submission.min_tokens
+    return Draw(
+        submission.sampling,
+        sample,
+        position=len(sequence.tokens) + len(guessed),
+        history=(*sequence.tokens, *guessed) if submission.sampling.penalises else (),
+        output_begins=submission.output_begins,
+        forbidden=tuple(submission.stop_tokens) if early else (),
+        logprobs=submission.logprobs,
     )
 
 

@@ -37,10 +37,11 @@ from octavo.records import (
 )
 from worker.core.acceptance import require_runnable
 from worker.core.dialogue import Dialogue
+from worker.core.drafting import Counts, Drafter
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
 from worker.core.sequence import GatewayKey, Request, Sequence
-from worker.core.shares import share_out, within_room
+from worker.core.shares import Share, share_out, within_room
 from worker.core.step import Chunk, StepPlan, StepResult
 from worker.core.tables import Tables
 
@@ -48,12 +49,24 @@ from worker.core.tables import Tables
 class Scheduler:
     """The worker's requests, queues and budget. Belongs to one task; knows no time and no I/O."""
 
-    def __init__(self, pool: PoolSpec, *, max_step_tokens: int, max_running: int, max_waiting: int) -> None:
-        """A step computes at most `max_step_tokens`; `max_running` sequences have a table at once."""
+    def __init__(
+        self,
+        pool: PoolSpec,
+        *,
+        max_step_tokens: int,
+        max_running: int,
+        max_waiting: int,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """A step computes at most `max_step_tokens`; `max_running` sequences have a table at once.
+
+        `drafter` guesses what decodes say next; what it guesses is verified beside them.
+        """
         self._pool = pool
         self._max_step_tokens = max_step_tokens
         self._max_running = max_running
         self._max_waiting = max_waiting
+        self._drafter = drafter
         self._requests = Requests()
         self._tables = Tables(pool.num_blocks, pool.block_size)
         self._lineup = Lineup(self._tables, max_running=max_running, block_size=pool.block_size)
@@ -129,6 +142,11 @@ class Scheduler:
         """How often a sequence has lost a table for which it had computed something."""
         return self._lineup.preemptions
 
+    @property
+    def drafts(self) -> Counts:
+        """How many tokens were guessed, and how many of them rightly."""
+        return self._drafter.counts if self._drafter else Counts()
+
     def load(self) -> WorkerLoad:
         """What is in hand. The counts of blocks are the manager's."""
         totals = self._requests.totals
@@ -163,7 +181,8 @@ class Scheduler:
         size = self._pool.block_size
         able = [within_room(sequence, size) for sequence in self._lineup.running if sequence in self._tables]
         shares = share_out((prospect for prospect in able if prospect.remaining > 0), self._max_step_tokens)
-        self._step = {share.sequence: share.chunk() for share in shares}
+        guesses = self._guesses(shares)
+        self._step = {share.sequence: share.chunk(guesses.get(share.sequence, ())) for share in shares}
         for sequence in self._step:
             self._requests.count_prompt(sequence)
         self._tables.writing(sequence.id for sequence in self._step)
@@ -174,6 +193,9 @@ class Scheduler:
         step = self._end_step().items()
         for at, ((sequence, chunk), drawn) in enumerate(zip(step, result.tokens, strict=True)):
             if sequence.ended:
+                continue
+            if chunk.drafts:
+                self._take_verified(sequence, chunk, drawn, result.logprobs.get(at))
                 continue
             self._tables.wrote(sequence, chunk.end)
             if chunk.targets:
@@ -222,7 +244,12 @@ class Scheduler:
         for sequence in live:
             assert sequence.remaining > 0, sequence.age
 
-    # ---- ends ------------------------------------------------------------------------------------------------
+    # ---- parts of a step -------------------------------------------------------------------------------------
+
+    def _guesses(self, shares: list[Share]) -> dict[Sequence, tuple[int, ...]]:
+        if self._drafter is None:
+            return {}
+        return self._drafter.guess(shares, block_size=self._pool.block_size, budget=self._max_step_tokens)
 
     def _end_step(self) -> dict[Sequence, Chunk]:
         step, self._step = self._step, {}
@@ -241,8 +268,28 @@ class Scheduler:
         if children:
             self._dialogue.branches.add(first.id, children)
 
+    def _take_verified(
+        self, sequence: Sequence, chunk: Chunk, drawn: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] | None
+    ) -> None:
+        """The next tokens of a sample, up to the first that was not guessed: the others follow one that never came."""
+        assert self._drafter is not None
+        self._requests.prefilled(sequence.request)
+        guesses = chunk.tokens[-chunk.drafts :]
+        accepted = 0
+        for at, token in enumerate(drawn):
+            self._tables.wrote(sequence, chunk.start + 1 + at)
+            accepted = at
+            if self._requests.drawn(sequence, token, logprobs[at : at + 1] if logprobs else ()):
+                self._end(sequence)
+                break
+            if guesses[at : at + 1] != (token,):
+                break
+        self._drafter.verified(sequence, len(guesses), accepted)
+
     def _end(self, sequence: Sequence) -> None:
         self._lineup.end(sequence)
+        if self._drafter:
+            self._drafter.forget(sequence)
         if not sequence.request.live:
             self._requests.forget(sequence.request)
 

@@ -37,11 +37,14 @@ def within_room(sequence: Sequence, block_size: int) -> Prospect:
 
 
 def after(sequence: Sequence, chunk: Chunk) -> Prospect | None:
-    """As it will be when the step with this chunk is over; None if it has ended then, or will fork first."""
-    draws = len(chunk.draws)
+    """As it will be when the step with this chunk is over; None if it has ended then, or will fork first.
+
+    If it guesses, as it will be if all guesses are right: that takes most room.
+    """
+    draws = len(chunk.draws) - chunk.drafts
     if draws > 1 or (draws == 1 and is_last(sequence.request.submission, sequence.outputs)):
         return None
-    return Prospect(sequence, chunk.end, len(sequence.tokens) + draws - chunk.end)
+    return Prospect(sequence, chunk.end, len(sequence.tokens) + chunk.drafts + draws - chunk.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,19 @@ class Share:
         """The room to ask for, counted from what the manager knows."""
         return Reservation(self.sequence.id, self.end - self.sequence.told)
 
-    def chunk(self) -> Chunk:
-        """The tokens; behind the last known one, a draw for the sample and for each that will be born of it."""
+    def chunk(self, drafts: tuple[int, ...] = ()) -> Chunk:
+        """The tokens; behind the last known one, a draw for the sample and for each that will be born of it.
+
+        Drafts stand behind the last known token, and are no part of the share.
+        """
         sequence, start, end = self.sequence, self.start, self.end
         return Chunk(
             sequence=sequence.id,
             start=start,
-            tokens=tuple(sequence.tokens[start:end]),
+            tokens=(*sequence.tokens[start:end], *drafts),
             table=tuple(sequence.table),
-            draws=draws_after(sequence) if end == len(sequence.tokens) else (),
+            draws=draws_after(sequence, drafts) if end == len(sequence.tokens) else (),
+            drafts=len(drafts),
             targets=targets_of(sequence, start, end),
             top_logprobs=sequence.request.submission.prompt_logprobs or 0,
         )

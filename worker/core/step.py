@@ -43,6 +43,8 @@ class Chunk:
     """Blocks of [0, start + len(tokens)) at least."""
     draws: tuple[Draw, ...] = ()
     """What to draw from the logits of the last token; none in the middle of a prefill, n after its end."""
+    drafts: int = 0
+    """How many of the last tokens are guesses. Then there is a draw behind each of them and one before, in order."""
     targets: tuple[int, ...] = ()
     """Tokens to judge: how likely the first of them is after the chunk's first token, the second after the second."""
     top_logprobs: int = 0

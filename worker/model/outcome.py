@@ -1,6 +1,6 @@
 """Which rows of a batch need logits, and what comes of them: drawn tokens, and how likely tokens were.
 
-The rows of a chunk are those of its targets, then its last if something is drawn from it.
+The rows of a chunk are those of its targets, then those that it draws from: its last, and one for each draft before.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from worker.model.sampler import sample
 def logit_rows(chunks: Sequence[Chunk], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The rows of the batch whose logits are wanted, int64 [R]; `starts` [B + 1] are those where chunks begin."""
     last = starts[1:] - 1
-    if not any(chunk.targets for chunk in chunks):
+    if not any(chunk.targets or chunk.drafts for chunk in chunks):
         return last[[bool(chunk.draws) for chunk in chunks]]
     rows = [
-        np.array([*range(start, start + len(chunk.targets)), *([end] if chunk.draws else ())], np.int64)
+        np.array([*range(start, start + len(chunk.targets)), *range(end + 1 - _drawn_rows(chunk), end + 1)], np.int64)
         for chunk, start, end in zip(chunks, starts[:-1], last, strict=True)
     ]
     return np.concatenate(rows)
@@ -33,20 +33,32 @@ def outcome(chunks: Sequence[Chunk], logits: torch.Tensor) -> StepResult:
     Raises:
         FloatingPointError: logits that are drawn from are not finite.
     """
-    ends = np.cumsum([len(chunk.targets) + bool(chunk.draws) for chunk in chunks]).tolist()
-    rows = [end - 1 for chunk, end in zip(chunks, ends, strict=True) for _ in chunk.draws]
-    drawn = iter(sample(logits, rows, [draw for chunk in chunks for draw in chunk.draws]))
+    ends = np.cumsum([len(chunk.targets) + _drawn_rows(chunk) for chunk in chunks]).tolist()
+    rows = [_rows_of_draws(chunk, end) for chunk, end in zip(chunks, ends, strict=True)]
+    drawn = iter(
+        sample(logits, [row for own in rows for row in own], [draw for chunk in chunks for draw in chunk.draws])
+    )
     tokens = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in chunks)
     wanted = _Wanted()
-    for place, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
+    for place, chunk in enumerate(chunks):
         if chunk.draws and (top := chunk.draws[0].logprobs) is not None:
-            wanted.add(place, [end - 1] * len(chunk.draws), tokens[place], top)
+            wanted.add(place, rows[place], tokens[place], top)
     judged = _Wanted()
     for place, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
         if chunk.targets:
-            first = end - bool(chunk.draws) - len(chunk.targets)
+            first = end - _drawn_rows(chunk) - len(chunk.targets)
             judged.add(place, range(first, first + len(chunk.targets)), chunk.targets, chunk.top_logprobs)
     return StepResult(tokens, wanted.told(logits), judged.told(logits))
+
+
+def _drawn_rows(chunk: Chunk) -> int:
+    """How many rows of the chunk are drawn from."""
+    return chunk.drafts + 1 if chunk.draws else 0
+
+
+def _rows_of_draws(chunk: Chunk, end: int) -> list[int]:
+    """The row of every draw, if the chunk's rows end before `end`."""
+    return list(range(end - len(chunk.draws), end)) if chunk.drafts else [end - 1] * len(chunk.draws)
 
 
 class _Wanted:

@@ -50,3 +50,11 @@ def test_a_list_with_what_is_no_address_is_refused(monkeypatch, managers):
     monkeypatch.setenv("OCTAVO_CACHE_MANAGER", managers)
     with pytest.raises(ValueError, match="wanted host:port"):
         WorkerSettings()
+
+
+def test_a_deterministic_worker_does_not_guess(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OCTAVO_SPECULATE", "ngram")
+    assert WorkerSettings().speculate == "ngram"
+    monkeypatch.setenv("OCTAVO_DETERMINISTIC", "true")
+    with pytest.raises(ValidationError, match="speculate is ngram and deterministic is true"):
+        WorkerSettings()

@@ -1,0 +1,107 @@
+"""What guesses bring: the same texts with and without, one after another, on the same runner.
+
+    python -m bench.speculation [--model smollm2] [--tokens 128] [--repeats 3]
+
+The scheduler, a ledger and the runner in one process, greedy, one sequence at a time and eight at once. Three kinds of
+text: a list to be continued, which repeats itself, one to be copied, and a story, which repeats itself hardly.
+Prints, for each, tokens a second without and with guesses, their ratio, tokens a step, and the share of right guesses.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from cache_manager.core.ledger import Ledger
+from octavo import models
+from octavo.ids import Epoch
+from octavo.records import PoolSpec, Submission
+from worker.core.drafting import Drafter
+from worker.core.scheduler import Scheduler
+from worker.core.sequence import GatewayKey
+from worker.runner import Runner, RunnerOptions, open_runner
+
+EPOCH = Epoch(1)
+GATEWAY = GatewayKey(1)
+TEXTS = {
+    "list": "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, Monday, Tuesday, Wednesday, Thursday,",
+    "copy": "<|im_start|>user\nRepeat this text word by word: A printer folds a sheet three times, and sixteen pages "
+    "lie in order. Cut, they are a section of a book; sewn to others, they are a book.<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "story": "Once upon a time there was a library whose books could be bound into one another, and",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run."""
+
+    tokens_per_second: float
+    tokens_per_step: float
+    texts: list[tuple[int, ...]]
+    accepted: float
+    """Share of the guesses that were right."""
+
+
+def measure(runner: Runner, pool: PoolSpec, prompt: list[int], *, batch: int, tokens: int, guess: bool) -> Measured:
+    """Serve `batch` equal requests, whose prompts differ in their first token, on empty books."""
+    drafter = Drafter() if guess else None
+    scheduler = Scheduler(pool, max_step_tokens=512, max_running=64, max_waiting=64, drafter=drafter)
+    ledger = Ledger(pool, EPOCH)
+    for number in range(batch):
+        scheduler.submit(Submission(request=number, prompt=(number + 3, *prompt), max_tokens=tokens), GATEWAY)
+    texts: list[list[int]] = [[] for _ in range(batch)]
+    steps, exchanges = 0, 0
+    started = time.perf_counter()
+    while scheduler.busy:
+        while (exchange := scheduler.ask(EPOCH, exchanges + 1)) is not None:
+            exchanges += 1
+            scheduler.granted(ledger.apply(exchange))
+        steps += 1
+        for report in scheduler.apply(runner.execute(scheduler.plan_step())).values():
+            for new in report.tokens:
+                texts[new.request] += new.tokens
+    seconds = time.perf_counter() - started
+    drawn = sum(map(len, texts))
+    counts = scheduler.drafts
+    share = counts.accepted / counts.drafted if counts.drafted else 0.0
+    return Measured(drawn / seconds, drawn / steps / batch, [tuple(text) for text in texts], share)
+
+
+def main() -> None:
+    """Run and print the table."""
+    parser = argparse.ArgumentParser(description="What guesses bring, with and without.")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--models-dir", type=Path, default=Path("~/.cache/octavo/models").expanduser())
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    folder = models.find(options.model, options.models_dir)
+    runner, pool = open_runner(folder, RunnerOptions(dtype=options.dtype))
+    tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    print(f"{'text':6} {'batch':>5} {'plain tok/s':>12} {'guessing':>9} {'ratio':>6} {'tok/step':>9} {'right':>6} same")
+    for name, text in TEXTS.items():
+        prompt = tokenizer.encode(text).ids
+        for batch in (1, 8):
+            plain, guessing = (
+                [
+                    measure(runner, pool, prompt, batch=batch, tokens=options.tokens, guess=guess)
+                    for _ in range(options.repeats)
+                ]
+                for guess in (False, True)
+            )
+            before, after = (statistics.median(one.tokens_per_second for one in runs) for runs in (plain, guessing))
+            last = guessing[-1]
+            same = plain[-1].texts == last.texts
+            print(
+                f"{name:6} {batch:5} {before:12.1f} {after:9.1f} {after / before:6.2f} "
+                f"{last.tokens_per_step:9.2f} {last.accepted:6.0%} {same}"
+            )
+
+
+if __name__ == "__main__":
+    main()
