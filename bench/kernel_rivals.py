@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from worker.kernels import choose
+from worker.kernels import choose, prepare
 from worker.kv_pool import KVPool, PoolShape
 
 Attention = Callable[[int], torch.Tensor]
@@ -95,17 +95,12 @@ class Batch:
 
 
 def paged(batch: Batch) -> Attention:
-    """Octavo's own, as `choose` picks it for this device."""
+    """Octavo's own, as `choose` picks it for this device, prepared once a step as a model calls it."""
     case = batch.case
     attend = choose(device=batch.device, dtype=case.dtype, kv_dtype=case.kv_dtype, head_dim=case.head_dim)
-
-    def call(layer: int) -> torch.Tensor:
-        k_pool, v_pool = batch.pool.layer(layer)
-        return attend(
-            batch.q, k_pool, v_pool, batch.tables, batch.lengths, batch.query_starts, scale=case.head_dim**-0.5
-        )
-
-    return call
+    plan = (batch.tables, batch.lengths, batch.query_starts)
+    step = prepare(attend, batch.pool.planes, *plan, case.head_dim**-0.5, q_like=batch.q)
+    return lambda layer: step(layer, batch.q)
 
 
 def rivals(batch: Batch, *, flex: bool) -> Iterator[tuple[str, Attention]]:

@@ -14,13 +14,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from bench.kernel_rivals import Attention, Batch, Case, paged, rivals
+from bench.kernel_rivals import Batch, Case, paged, rivals
 from bench.kernel_small_ops import SmallCase, small_cases, small_races
 
 DECODES = ((32, 512), (8, 2048), (1, 1024))
@@ -33,6 +33,9 @@ LLAMA = Case(sequences=1, history=0, new=1, heads=32, kv_heads=8, head_dim=128)
 """Heads of an 8B model."""
 FP8 = torch.float8_e4m3fn
 WORDS = {torch.float32: "fp32", torch.bfloat16: "bf16", FP8: "fp8"}
+
+Runner = Callable[[int], object]
+"""Takes a layer."""
 
 Times = Mapping[str, list[float]]
 """Seconds of every turn."""
@@ -57,7 +60,7 @@ def _decode(case: Case, sequences: int, length: int) -> Case:
     return replace(case, sequences=sequences, history=length - 1)
 
 
-def race(device: torch.device, layers: int, runners: Mapping[str, Attention], seconds: float) -> Times:
+def race(device: torch.device, layers: int, runners: Mapping[str, Runner], seconds: float) -> Times:
     """Let all runners take turns for about so long, each turn on another layer; at least nine turns."""
     for attention in runners.values():
         attention(0)
@@ -73,7 +76,7 @@ def race(device: torch.device, layers: int, runners: Mapping[str, Attention], se
     return times
 
 
-def _time(device: torch.device, attention: Attention, layer: int) -> float:
+def _time(device: torch.device, attention: Runner, layer: int) -> float:
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
