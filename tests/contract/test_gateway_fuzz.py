@@ -1,13 +1,14 @@
 """Whatever is said to a gateway, over the wire: each call is answered, or refused with a status and words.
 
-No call ends as a bug does, nothing is left behind by those that end or are left in the middle, and a request beside
-them is answered right. What is said is drawn from the schemas, so a new message or method needs no word here.
+Behind it stand a real cache manager, which audits every exchange, and a real engine whose model is a function. No call
+ends as a bug does, nothing is left behind by those that end or are left in the middle, books balance, and a request
+beside them is answered right. What is said is drawn from the schemas, so a new message or method needs no word here.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.bounds import Bounds
-from gateway.client import AsyncClient
 from gateway.core.request import Generation, Limits, TextPrompt
-from octavo.records import StepReport, Submission, TokenLogprobs
+from gateway.prefix_lookup import MemoryLookup
 from octavo.status import REASON_KEY, STATUS_OF
 from octavo.v1 import gateway_pb2 as v1
 from octavo.v1 import open_inference_pb2 as v2
 from tests.support import words
-from tests.support.fake_fleet import FakeWorker, fake_fleet
+from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.gateway_service import Gateway, gateway, words_pool
 from tests.support.wild import mangled, messages
+from tests.support.worker_service import ManagerProcess, WorkerService, attend, manager_process, until, worker_service
 
 METHODS = [
     *v1.DESCRIPTOR.services_by_name["Inference"].methods,
@@ -36,6 +37,8 @@ METHODS = [
 ]
 CALLS_AN_EXAMPLE = 8
 PATIENCE_SECONDS = 30
+POOL_BLOCKS = 40
+"""Of 16: several requests do not fit together."""
 STATUSES = set(STATUS_OF.values()) - {grpc.StatusCode.INTERNAL}
 TEXT = "An octavo is a book"
 
@@ -98,45 +101,29 @@ def calls_of(method: MethodDescriptor) -> st.SearchStrategy[Call]:
 calls = st.sampled_from([*METHODS, *[METHODS[0]] * 6]).flatmap(calls_of)
 
 
-class SureWorker(FakeWorker):
-    """Tells of every token that it could be no other, where that is asked for."""
-
-    async def _decode(self, submission: Submission, reports: Any) -> None:
-        told: asyncio.Queue[StepReport | None] = asyncio.Queue()
-        await super()._decode(submission, told)
-        while not told.empty():
-            report = told.get_nowait()
-            assert report is not None
-            reports.put_nowait(report if submission.logprobs is None else _with_logprobs(report))
-
-
-def _with_logprobs(report: StepReport) -> StepReport:
-    sure = tuple(replace(new, logprobs=(TokenLogprobs(0.0),) * len(new.tokens)) for new in report.tokens)
-    ends = tuple(replace(end, cumulative_logprob=0.0) for end in report.finished)
-    return replace(report, tokens=sure, finished=ends)
-
-
 @dataclass
 class Stage:
-    """A gateway in front of a worker, and those who call it."""
+    """All services, and those who call them."""
 
     front: Gateway
-    worker: FakeWorker
-    healthy: AsyncClient
+    manager: ManagerProcess
+    runner: FunctionRunner
     calls: int = 0
 
     async def example(self, drawn: list[Call]) -> None:
         """All at once, and a request that behaves; then nothing is left."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             _, *_ = await asyncio.gather(self._behave(), *map(self._call, drawn))
-            while not self.front.at_rest():
+            while not self.front.at_rest() or self.manager.audit().sequences:
                 await self.front.load()
-            await self.worker.until(lambda worker: not worker.running)
+        books = self.manager.audit()
+        assert books.violation == ""
+        assert (books.free_blocks + books.cached_blocks, books.held_blocks) == (books.num_blocks, 0)
 
     async def _behave(self) -> None:
-        answer = await self.healthy.complete(Generation(prompt=TextPrompt(TEXT), max_tokens=3))
+        answer = await self.front.client.complete(Generation(prompt=TextPrompt(TEXT), max_tokens=3, ignore_eos=True))
         prompt = words.tokenizer().encode(TEXT).ids
-        assert list(answer.samples[0].token_ids) == prompt[:3]
+        assert list(answer.samples[0].token_ids) == solo_text(prompt, 3, vocab_size=words.VOCAB_SIZE)
 
     async def _call(self, call: Call) -> None:
         self.calls += 1
@@ -161,16 +148,24 @@ def _require_reason(call: Call, refusal: grpc.aio.AioRpcError) -> None:
     assert refusal.details()
 
 
+@dataclass
+class Fleet:
+    """What a gateway's fixture asks of a fleet."""
+
+    manager: ManagerProcess
+    index: MemoryLookup
+    workers: list[WorkerService]
+
+
 @asynccontextmanager
 async def stage(folder: Path) -> AsyncGenerator[Stage]:
     bounds = Bounds(limits=Limits(max_samples=4, max_prompt_bytes=2000, max_batch_requests=3), max_running=4)
-    async with fake_fleet() as fleet:
-        worker = SureWorker("a", words_pool(), fleet.index)
-        await worker.start()
-        fleet.workers.append(worker)
-        fleet.manager.tell(worker.info)
-        async with gateway(fleet, folder, bounds) as front:
-            yield Stage(front, worker, front.client)
+    pool = words_pool(num_blocks=POOL_BLOCKS)
+    runner = FunctionRunner(pool)
+    async with manager_process() as manager, worker_service(pool, runner, attend(manager)) as worker:
+        await until(lambda: worker.ready == [True])
+        async with gateway(Fleet(manager, MemoryLookup(), [worker]), folder, bounds) as front:
+            yield Stage(front, manager, runner)
 
 
 def test_nothing_that_is_said_breaks_a_gateway(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,5 +183,6 @@ def test_nothing_that_is_said_breaks_a_gateway(tmp_path: Path, caplog: pytest.Lo
         finally:
             runner.run(opened.__aexit__(None, None, None))
     assert running.calls >= settings.default.max_examples * CALLS_AN_EXAMPLE
-    assert len(running.worker.submissions) > settings.default.max_examples, "none was served but those that behave"
+    served = sum(chunk.start == 0 for step in running.runner.steps for chunk in step.chunks)
+    assert served > settings.default.max_examples, "none was served but those that behave"
     assert "call_failed" not in {record.message for record in caplog.records}
