@@ -25,7 +25,7 @@ from gateway.fleet_view import FleetView
 from gateway.intake import Intake, Job
 from gateway.journey import Journey, Journeys
 from gateway.merge import merged
-from gateway.placement import Placement
+from gateway.placement import Judgement, Placement
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import Workers
 from octavo.errors import Draining, OctavoError
@@ -61,8 +61,9 @@ class Dispatcher:
         self._clock = clock
         self._draining = False
         self.counters = Counters()
+        self._placement = Placement(self._fleet, self._catalogue, lookup, workers, self.counters)
         self._journeys = Journeys(
-            Placement(self._fleet, self._catalogue, lookup, workers, self.counters),
+            self._placement,
             self._view,
             self.counters,
             max_losses=bounds.max_attempts,
@@ -130,14 +131,17 @@ class Dispatcher:
             self._journeys.end(reason)
             self._workers.fail_all(reason)
 
-    async def examine(self, request: Generation, account: Account = OPEN) -> tuple[Job, list[WorkerInfo]]:
-        """The job that a request would be, and the workers that could take it. Nothing runs.
+    async def examine(
+        self, request: Generation, account: Account = OPEN
+    ) -> tuple[Job, list[WorkerInfo], Judgement | None]:
+        """The job that a request would be, the workers that could take it, and where it would go. Nothing runs.
 
         Raises:
             OctavoError: the request would be refused, as in `generate`.
         """
         job = await self._intake.job(request, account, self._clock(), None)
-        return job, self._catalogue.available(job.model)
+        judged = await self._placement.judge(job.model, (job.submission,))
+        return job, self._catalogue.available(job.model), judged
 
     async def tokens(self, prompt: Prompt | None, model: str) -> tuple[int, ...]:
         """The token ids of a prompt. Raises InvalidRequest or UnknownModel."""

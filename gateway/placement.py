@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.fleet import Fleet, ReservationId, WorkerProcess
 from gateway.core.in_flight import PromptBlocks
-from gateway.core.routing import Candidate, Work, choose
+from gateway.core.routing import Candidate, Choice, Work, choose
 from gateway.counters import Counters
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import WorkerCall, Workers
@@ -33,6 +33,17 @@ class Visit:
         return self.candidate.standing.info
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Where a request would go."""
+
+    choice: Choice
+    work: Work
+    prompt: PromptBlocks
+    index_state: IndexState
+    """Of the look-up that it was made with."""
+
+
 class Placement:
     """Chooses workers and sends requests there."""
 
@@ -50,7 +61,29 @@ class Placement:
     async def visit(
         self, model: ServedModel, parts: Sequence[Submission], avoided: Callable[[], Collection[WorkerProcess]]
     ) -> Visit | None:
-        """Send the parts of a request, at least one, to one worker; None if nobody takes it now.
+        """Send the parts of a request, at least one, to one worker; None if nobody takes it now."""
+        judged = await self.judge(model, parts, avoided)
+        if judged is None:
+            return None
+        # No await from here on: the choice was made from this picture.
+        chosen, work = judged.choice.chosen, judged.work
+        reservation = self._fleet.reserve(
+            chosen.standing.info,
+            prompt_tokens=len(work.prompt),
+            cached_tokens=chosen.cached_tokens,
+            output_tokens=work.output_tokens,
+            blocks=judged.prompt.of(chosen.standing.info),
+        )
+        call = self._workers.submit(chosen.standing.info, parts)
+        return Visit(chosen, reservation, call, judged.index_state)
+
+    async def judge(
+        self,
+        model: ServedModel,
+        parts: Sequence[Submission],
+        avoided: Callable[[], Collection[WorkerProcess]] = tuple[WorkerProcess, ...],
+    ) -> Judgement | None:
+        """Where the parts of a request would go, and why; None if nobody takes it now. Nothing is sent.
 
         No await after the look-up: the choice is made from one picture. `avoided` is asked before and after it.
         """
@@ -66,15 +99,8 @@ class Placement:
             return None
         prompt, work = PromptBlocks(longest.prompt, longest.scope), work_of(parts, longest)
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        chosen = choose(work, standings, self._fleet.hits(prompt, indexed), self._draw).chosen
-        reservation = self._fleet.reserve(
-            chosen.standing.info,
-            prompt_tokens=len(work.prompt),
-            cached_tokens=chosen.cached_tokens,
-            output_tokens=work.output_tokens,
-            blocks=prompt.of(chosen.standing.info),
-        )
-        return Visit(chosen, reservation, self._workers.submit(chosen.standing.info, parts), found.state)
+        choice = choose(work, standings, self._fleet.hits(prompt, indexed), self._draw)
+        return Judgement(choice, work, prompt, found.state)
 
     def prefilled(self, visit: Visit, cached_tokens: int) -> None:
         """The worker has computed the prompt, all but so many tokens of it."""

@@ -8,6 +8,7 @@ import grpc
 
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
+from gateway.core.routing import Candidate
 from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.tenancy import Tenancy
@@ -85,18 +86,21 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
         )
 
     async def Explain(self, request: gateway_v1.ExplainRequest, context: Context) -> gateway_v1.ExplainReply:
-        """What the workers have of a prompt, under the keys of whoever asks."""
+        """What the workers have of a prompt, under the keys of whoever asks, and where it would go."""
         account = self._tenancy.account(context.invocation_metadata())
-        job, workers = await self._dispatcher.examine(generation_from_wire(request.request), account)
+        job, workers, judged = await self._dispatcher.examine(generation_from_wire(request.request), account)
         wanted = job.submission
         found = await self._explainer.explain([info.worker_id for info in workers], wanted.prompt, wanted.scope)
-        return gateway_v1.ExplainReply(
-            prompt_tokens=len(wanted.prompt),
-            workers=[
-                gateway_v1.WorkerExplanation(worker_id=worker, cache=explanation_to_wire(explanation))
-                for worker, explanation in found.items()
-            ],
-        )
+        candidates = () if judged is None else judged.choice.candidates
+        explained = {each.standing.info.worker_id: candidate_to_wire(each) for each in candidates}
+        for worker, explanation in found.items():
+            one = explained.setdefault(worker, gateway_v1.WorkerExplanation(worker_id=worker))
+            one.cache.CopyFrom(explanation_to_wire(explanation))
+        reply = gateway_v1.ExplainReply(prompt_tokens=len(wanted.prompt), workers=explained.values())
+        if judged is not None:
+            reply.chosen = judged.choice.chosen.standing.info.worker_id
+            reply.index_state = index_state_to_wire(judged.index_state)
+        return reply
 
     async def GetFleet(self, request: gateway_v1.GetFleetRequest, context: Context) -> gateway_v1.GetFleetReply:
         """The fleet and this gateway's own load."""
@@ -128,6 +132,23 @@ def failure_to_wire(error: OctavoError | TimeoutError) -> gateway_v1.Failure:
 def _number(code: grpc.StatusCode) -> int:
     """The number that gRPC has for a status."""
     return cast("tuple[int, str]", code.value)[0]
+
+
+def candidate_to_wire(candidate: Candidate) -> gateway_v1.WorkerExplanation:
+    """What a worker was judged by."""
+    cost = candidate.cost
+    return gateway_v1.WorkerExplanation(
+        worker_id=candidate.standing.info.worker_id,
+        predicted_cached_tokens=candidate.cached_tokens,
+        cost=gateway_v1.RoutingCost(
+            prefill=cost.prefill_tokens,
+            queued=cost.queued_tokens,
+            others=cost.others_tokens,
+            decode=cost.decode_tokens,
+            memory=cost.memory_tokens,
+            total=cost.total,
+        ),
+    )
 
 
 def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:

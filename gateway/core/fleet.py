@@ -8,6 +8,8 @@ faster than that, so what this gateway has sent and seen end meanwhile is put on
   computed;
 - the blocks of a prompt that was sent count as a hit there for the next one that begins alike, until it ends: by then
   the prefix index knows of them;
+- of the prompts that a report calls queued, those that this gateway sent count as what no hit covers of them: a worker
+  knows its hits only when it comes to a prompt, and calls all of it queued until then;
 - a prompt that was computed, or a request that ended, since the last report is taken out of that report's figures,
   and the positions it leaves are cached.
 
@@ -52,6 +54,8 @@ class Standing:
     """When the fleet last spoke of it."""
     queued_tokens: int
     """Prompt tokens sent there and not yet computed."""
+    queued_prompts: int
+    """Prompts that wait there, or are being computed."""
     held_tokens: int
     """Positions of running sequences."""
     cached_tokens: int
@@ -68,10 +72,6 @@ class _Reservation:
     made_at_report: int
     computed: bool = False
     """The prompt waits no longer."""
-
-    @property
-    def queued_tokens(self) -> int:
-        return 0 if self.computed else self.prefill_tokens
 
     @property
     def new_positions(self) -> int:
@@ -130,15 +130,40 @@ class _Member:
             for reservation in self.reservations.values()
             if self.reports - reservation.made_at_report < _REPORTS_UNTIL_CONTAINED
         ]
-        queued = max(0, load.queued_prefill_tokens - self.since.computed)
         held = max(0, load.held_blocks * block_size - self.since.ended)
         return Standing(
             info=self.info,
             heard=self.heard,
-            queued_tokens=queued + sum(one.queued_tokens for one in unseen),
+            queued_tokens=self._queued_tokens(),
+            queued_prompts=self._queued_prompts(),
             held_tokens=held + sum(one.new_positions for one in unseen),
             cached_tokens=load.cached_blocks * block_size + self.since.cached,
         )
+
+    def _queued_tokens(self) -> int:
+        """What this gateway knows of net of hits, and whatever else the report tells of.
+
+        A report that tells of less than what it contains for certain was taken while that was being computed.
+        """
+        reported = max(0, self.info.load.queued_prefill_tokens - self.since.computed)
+        told = contained = contained_net = coming_net = 0
+        for one in self.reservations.values():
+            if one.computed:
+                continue
+            reports = self.reports - one.made_at_report
+            told += one.prompt_tokens if reports else 0
+            if reports >= _REPORTS_UNTIL_CONTAINED:
+                contained += one.prompt_tokens
+                contained_net += one.prefill_tokens
+            else:
+                coming_net += one.prefill_tokens
+        others = max(0, reported - told)
+        return others + coming_net + (contained_net if reported >= contained else min(contained_net, reported))
+
+    def _queued_prompts(self) -> int:
+        """A report counts sequences, this gateway requests; the larger number is the one that knows more."""
+        sent = sum(not one.computed for one in self.reservations.values())
+        return max(sent, self.info.load.waiting_sequences)
 
 
 class Fleet:

@@ -56,11 +56,18 @@ class PromptBlocks:
         wanted = self.of(worker)[: hit_candidates(len(self._prompt), block_size)]
         computed = reached = indexed_tokens // block_size
         for prompt in sent:
-            shared = shared_blocks(wanted, prompt.blocks)
-            reached = max(reached, shared)
             if prompt.computed:
-                computed = max(computed, shared)
+                computed = _reach(wanted, prompt.blocks, computed)
+            reached = _reach(wanted, prompt.blocks, reached)
+        reached = max(reached, computed)
         return Hit(computed * block_size, (reached - computed) * block_size)
+
+
+def _reach(wanted: Blocks, other: Blocks, known: int) -> int:
+    """The larger of `known` and the leading blocks in common. Few prompts share the one block that is looked at."""
+    if not (known < len(wanted) and known < len(other) and wanted[known] == other[known]):
+        return known
+    return shared_blocks(wanted, other)
 
 
 def shared_blocks(one: Sequence[BlockHash], other: Sequence[BlockHash]) -> int:

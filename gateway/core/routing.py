@@ -1,12 +1,21 @@
 """Where a request goes: the worker where it costs the least, in tokens of work.
 
-    cost = prompt tokens to compute there            (what no hit covers)
-         + prompt tokens queued there before it           (but for its own, which it would wait for anywhere)
-         + DECODE_SHARE  x positions held there      (every one is read again in every step)
-         + memory        (positions that do not fit, and EVICTION_SHARE x those that will push something out)
+    cost = prefill    prompt tokens to compute there (what no hit covers)
+         + queued     prompt tokens queued there before it (but for its own, which it would wait for anywhere)
+         + others     (REMEMBERED_SHARE + prompts that wait, per worker) x prefill, less for those who hold much of it
+         + decode     DECODE_SHARE x positions held there (every one is read again in every step)
+         + memory     positions that do not fit, and EVICTION_SHARE x those that will push something out
+
+The first two are the request's own wait. `others` is what computing costs everybody else: the blocks push out others
+that would have been found, and whoever waits in the fleet waits so much longer. So a prompt stays with its holder while
+that costs a moderate wait; in a fleet where many wait it stays at nearly any price, for there to compute twice is what
+makes them wait; and where nobody holds anything, only the queues count. What a hit saves counts by the part that it is
+of all there is to save: a small part is a head that many prompts have in common and every worker soon holds, a large
+one is the prompt's own conversation.
 
 One unit for all terms, because counting requests does not see long prompts. Ties break at random, or every gateway
 would send its first requests to the same worker. Pure: the random numbers are an argument.
+The shares were chosen on recorded traffic (bench/routing.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +27,8 @@ from gateway.core.in_flight import Hit
 from octavo.hashing import digest_of, token_bytes
 from octavo.ids import WorkerId
 
+REMEMBERED_SHARE = 12.0
+"""Of a token that is computed: what it pushes out may be asked for again. From 9 to 12 little changes."""
 DECODE_SHARE = 1 / 16
 """Of a held position against a computed one; on recorded traffic it did better than counting them alike."""
 EVICTION_SHARE = 1 / 16
@@ -46,18 +57,30 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a request's cost to others is measured by."""
+
+    waiting_prompts: float
+    """Per worker."""
+    most_prefill: int
+    """What it would compute at the worker that has least of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Tokens of work, term by term."""
 
     prefill_tokens: float
     queued_tokens: float
+    others_tokens: float
     decode_tokens: float
     memory_tokens: float
 
     @property
     def total(self) -> float:
         """The number that is compared."""
-        return self.prefill_tokens + self.queued_tokens + self.decode_tokens + self.memory_tokens
+        own = self.prefill_tokens + self.queued_tokens
+        return own + self.others_tokens + self.decode_tokens + self.memory_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +114,21 @@ def choose(
         draw: random numbers in [0, 1).
     """
     assert standings, "nobody to choose from"
-    candidates = tuple(
-        _judged(work, standing, hits.get(standing.info.worker_id, _NO_HIT))
+    judged = [
+        (standing, hits.get(standing.info.worker_id, _NO_HIT))
         for standing in _worth_judging(work, standings, hits, draw)
+    ]
+    fleet = Surroundings(
+        waiting_prompts=sum(standing.queued_prompts for standing in standings) / len(standings),
+        most_prefill=max(len(work.prompt) - _reused(work, hit) for _, hit in judged),
     )
+    candidates = tuple(_judged(work, standing, hit, fleet) for standing, hit in judged)
     least = min(candidate.cost.total for candidate in candidates)
     cheapest = [candidate for candidate in candidates if candidate.cost.total == least]
     return Choice(_one_of(cheapest, draw), candidates)
 
 
-def cost_of(work: Work, standing: Standing, hit: Hit) -> Cost:
+def cost_of(work: Work, standing: Standing, hit: Hit, fleet: Surroundings) -> Cost:
     """What `work` costs at a worker that has so much of its prompt."""
     capacity = standing.info.pool.num_blocks * standing.info.pool.block_size
     prefill = len(work.prompt) - _reused(work, hit)
@@ -110,6 +138,7 @@ def cost_of(work: Work, standing: Standing, hit: Hit) -> Cost:
     return Cost(
         prefill_tokens=prefill,
         queued_tokens=max(0, standing.queued_tokens - hit.coming_tokens),
+        others_tokens=_cost_to_others(prefill, fleet),
         decode_tokens=DECODE_SHARE * standing.held_tokens,
         memory_tokens=shortage + EVICTION_SHARE * occupied * wanted,
     )
@@ -124,8 +153,13 @@ def home_of(prompt: Sequence[int], standings: Sequence[Standing]) -> Standing:
     return max(standings, key=lambda standing: digest_of(standing.info.worker_id.encode(), key))
 
 
-def _judged(work: Work, standing: Standing, hit: Hit) -> Candidate:
-    return Candidate(standing=standing, cached_tokens=_reused(work, hit), cost=cost_of(work, standing, hit))
+def _cost_to_others(prefill: int, fleet: Surroundings) -> float:
+    saved = fleet.most_prefill - prefill
+    return (REMEMBERED_SHARE + fleet.waiting_prompts) * (fleet.most_prefill - saved**2 / fleet.most_prefill)
+
+
+def _judged(work: Work, standing: Standing, hit: Hit, fleet: Surroundings) -> Candidate:
+    return Candidate(standing=standing, cached_tokens=_reused(work, hit), cost=cost_of(work, standing, hit, fleet))
 
 
 def _reused(work: Work, hit: Hit) -> int:

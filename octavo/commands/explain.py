@@ -1,4 +1,7 @@
-"""`octavo explain`: what each worker remembers of a prompt, and why no more. Nothing is computed."""
+"""`octavo explain`: what each worker remembers of a prompt, why no more, and what it would cost there.
+
+Nothing is computed.
+"""
 
 import grpc
 
@@ -30,7 +33,12 @@ def explain(address: str, prompt: str, system: str | None, model: str) -> None:
     if not reply.workers:
         raise CommandFailed("no cache manager tells what its workers hold")
     for worker in sorted(reply.workers, key=lambda worker: worker.worker_id):
-        out.print(f"{worker.worker_id}: {in_words(explanation_from_wire(worker.cache), reply.prompt_tokens)}")
+        if worker.HasField("cache"):
+            out.print(f"{worker.worker_id}: {in_words(explanation_from_wire(worker.cache), reply.prompt_tokens)}")
+        if worker.HasField("cost"):
+            out.print(f"{worker.worker_id}: {cost_in_words(worker)}")
+    if reply.chosen:
+        out.print(f"It would go to {reply.chosen}, where it costs the least; of equals one is taken at random.")
 
 
 def _ask(address: str, request: Generation) -> gateway_pb2.ExplainReply:
@@ -42,6 +50,16 @@ def _ask(address: str, request: Generation) -> gateway_pb2.ExplainReply:
                 return gateway.Explain(message, timeout=_TIMEOUT_SECONDS, metadata=credentials(api_key()))
         except grpc.RpcError as error:
             raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
+
+
+def cost_in_words(worker: gateway_pb2.WorkerExplanation) -> str:
+    """The terms that the gateway would choose by."""
+    cost = worker.cost
+    return (
+        f"{cost.total:,.0f} tokens of work: {cost.prefill:,.0f} to compute, {cost.queued:,.0f} queued before it, "
+        f"{cost.others:,.0f} for what that costs others, {cost.decode:,.0f} for decoding, {cost.memory:,.0f} for memory"
+        f"; {worker.predicted_cached_tokens:,} expected to be remembered."
+    )
 
 
 def in_words(found: PromptExplanation, prompt_tokens: int) -> str:

@@ -824,20 +824,28 @@ class ExplainReply(_message.Message):
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    INDEX_STATE_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
+    chosen: _builtins.str
+    """the worker that would be sent it; of equals one at random; empty: nobody takes it now"""
+    index_state: Global___IndexState.ValueType
+    """of the look-up that this was judged with"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerExplanation]:
-        """those that serve the model and whose cache manager answered"""
+        """those that serve the model and of whom a cache manager or the routing tells"""
 
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         workers: _abc.Iterable[Global___WorkerExplanation] | None = ...,
+        chosen: _builtins.str = ...,
+        index_state: Global___IndexState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "index_state", b"index_state", "prompt_tokens", b"prompt_tokens", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -849,22 +857,75 @@ class WorkerExplanation(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    predicted_cached_tokens: _builtins.int
+    """what the gateway expects it to hold when the request's turn comes, whole blocks"""
     @_builtins.property
-    def cache(self) -> _cache_manager_pb2.PromptExplanation: ...
+    def cache(self) -> _cache_manager_pb2.PromptExplanation:
+        """unset: its cache manager did not answer"""
+
+    @_builtins.property
+    def cost(self) -> Global___RoutingCost:
+        """unset: it was not judged: it is draining or too small, or one of many in a large fleet"""
+
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         cache: _cache_manager_pb2.PromptExplanation | None = ...,
+        predicted_cached_tokens: _builtins.int = ...,
+        cost: Global___RoutingCost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "cost", b"cost", "predicted_cached_tokens", b"predicted_cached_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerExplanation: _TypeAlias = WorkerExplanation  # noqa: Y015
+
+@_typing.final
+class RoutingCost(_message.Message):
+    """Tokens of work; the least total is chosen. gateway/core/routing.py says what each term stands for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    DECODE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    prefill: _builtins.float
+    """of the prompt, to be computed there"""
+    queued: _builtins.float
+    """prompt tokens before it"""
+    others: _builtins.float
+    """what its computing costs everybody else"""
+    decode: _builtins.float
+    """a share of the positions held there"""
+    memory: _builtins.float
+    """positions that do not fit, and a share of those that will push something out"""
+    total: _builtins.float
+    def __init__(
+        self,
+        *,
+        prefill: _builtins.float = ...,
+        queued: _builtins.float = ...,
+        others: _builtins.float = ...,
+        decode: _builtins.float = ...,
+        memory: _builtins.float = ...,
+        total: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "memory", b"memory", "others", b"others", "prefill", b"prefill", "queued", b"queued", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutingCost: _TypeAlias = RoutingCost  # noqa: Y015
 
 @_typing.final
 class GetFleetRequest(_message.Message):

@@ -15,6 +15,7 @@ from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt
 from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import Hits, MemoryLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
+from octavo.hashing import block_hashes
 from octavo.records import FinishReason, Scope, WorkerInfo
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
@@ -459,3 +460,29 @@ def test_the_status_of_a_full_queue_is_resource_exhausted() -> None:
     from octavo.status import STATUS_OF
 
     assert STATUS_OF[QueueFull] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_explain_names_every_term_and_the_worker_that_the_request_then_goes_to(
+    fleet: FakeFleet, front: Gateway
+) -> None:
+    prompt = tuple(range(2, 2 + 4 * BLOCK))
+    [holder] = [info for info in front.dispatcher.fleet if info.worker_id == "b"]
+    hashes = block_hashes(holder.chain_root(Scope()).hash(), prompt, BLOCK)
+    fleet.index.publish(holder.worker_id, holder.epoch, hashes[:3])
+    asked = v1.GenerateRequest(tokens=v1.TokenIds(ids=prompt), max_tokens=1)
+
+    told = await front.stub.Explain(v1.ExplainRequest(request=asked), timeout=10)
+    assert not any(worker.submissions for worker in fleet.workers)
+    assert front.at_rest()
+
+    judged = {worker.worker_id: worker for worker in told.workers}
+    assert {name: worker.predicted_cached_tokens for name, worker in judged.items()} == {"a": 0, "b": 3 * BLOCK}
+    assert {name: worker.cost.prefill for name, worker in judged.items()} == {"a": 4 * BLOCK, "b": BLOCK}
+    assert judged["a"].cost.others > judged["b"].cost.others
+    for worker in judged.values():
+        terms = worker.cost
+        assert terms.total == terms.prefill + terms.queued + terms.others + terms.decode + terms.memory
+    assert (told.chosen, told.index_state) == ("b", v1.INDEX_STATE_EXACT)
+
+    answer = await front.client.complete(Generation(prompt=TokenPrompt(prompt), max_tokens=1))
+    assert answer.usage.worker_id == told.chosen

@@ -90,6 +90,24 @@ def test_what_a_report_calls_queued_is_not_when_its_prompt_was_computed_since() 
     assert (standing(fleet, "a").held_tokens, standing(fleet, "a").cached_tokens) == (320 - 150, 150)
 
 
+def test_of_what_a_report_calls_queued_own_prompts_count_without_their_hits() -> None:
+    """S39: a worker calls all of a prompt queued until it comes to it. Beside it are 1,000 tokens of others."""
+    fleet = fleet_of("a")
+    reserve(fleet, "a")
+    for _ in range(3):
+        fleet.apply(news(worker("a", queued_prefill_tokens=164 + 1000)), now=1.0, manager="m")
+        assert standing(fleet, "a").queued_tokens == 100 + 1000
+
+
+def test_a_prompt_that_is_being_computed_counts_as_far_as_it_is_still_queued() -> None:
+    fleet = fleet_of("a")
+    reserve(fleet, "a")
+    for left in (164, 90, 30):
+        fleet.apply(news(worker("a", queued_prefill_tokens=left)), now=1.0, manager="m")
+
+    assert standing(fleet, "a").queued_tokens == 30
+
+
 def test_what_others_have_queued_stays_when_an_own_prompt_was_computed() -> None:
     fleet = fleet_of("a")
     reservation = reserve(fleet, "a")
@@ -106,6 +124,22 @@ def test_a_request_that_is_cancelled_before_its_prompt_was_computed_is_queued_no
     fleet.release(reservation)
 
     assert standing(fleet, "a").queued_tokens == 0
+
+
+def test_every_gateway_sees_the_fleets_load_in_tokens() -> None:
+    """S39: three prompts of 100,000 tokens that one of four gateways sent, of which a tenth is cached."""
+    fleets = [fleet_of("a") for _ in range(4)]
+    for _ in range(3):
+        reserve(fleets[0], "a", prompt=100_000, cached=10_000, output=50)
+    assert [standing(fleet, "a").queued_tokens for fleet in fleets] == [270_000, 0, 0, 0]
+
+    report = news(worker("a", queued_prefill_tokens=300_000, waiting_sequences=3, held_blocks=0))
+    for fleet in fleets:
+        for now in (1.0, 2.0):
+            fleet.apply(report, now=now, manager="m")
+
+    assert [standing(fleet, "a").queued_tokens for fleet in fleets] == [270_000, 300_000, 300_000, 300_000]
+    assert [standing(fleet, "a").queued_prompts for fleet in fleets] == [3, 3, 3, 3]
 
 
 def test_a_worker_that_registers_anew_still_has_what_was_sent_there() -> None:

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from gateway.core.fleet import Fleet, Standing
 from gateway.core.in_flight import Hit, PromptBlocks
-from gateway.core.routing import FEW_WORKERS, Choice, Work, choose, cost_of, home_of
+from gateway.core.routing import FEW_WORKERS, REMEMBERED_SHARE, Choice, Surroundings, Work, choose, cost_of, home_of
 from octavo.ids import WorkerId
 from octavo.records import PLAIN, WorkerInfo
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16
+UNSEEN = Surroundings(waiting_prompts=0, most_prefill=200)
+"""Somebody has nothing of a prompt of 200 tokens, and nobody waits."""
 
 
 def standings(*workers: WorkerInfo) -> tuple[Standing, ...]:
@@ -50,8 +52,8 @@ def test_an_unseen_prompt_goes_to_the_idle_worker_with_the_larger_pool() -> None
 
 
 def test_a_long_queue_outweighs_a_short_hit_and_a_short_queue_does_not() -> None:
-    assert chosen(work(), worker("holder", queued_prefill_tokens=500), worker("idle"), holder=160) == "idle"
-    assert chosen(work(), worker("holder", queued_prefill_tokens=50), worker("idle"), holder=160) == "holder"
+    assert chosen(work(), worker("holder", queued_prefill_tokens=1900), worker("idle"), holder=160) == "idle"
+    assert chosen(work(), worker("holder", queued_prefill_tokens=900), worker("idle"), holder=160) == "holder"
 
 
 def test_a_pool_that_is_held_to_the_brim_is_avoided_even_by_those_it_holds_a_prefix_for() -> None:
@@ -123,17 +125,30 @@ def test_every_term_of_the_cost_is_named() -> None:
     standing = standings(
         worker("a", spec=pool(num_blocks=100), queued_prefill_tokens=70, held_blocks=20, cached_blocks=30)
     )[0]
-    cost = cost_of(work(200, output=40), standing, Hit(160))
+    fleet = Surroundings(waiting_prompts=1.5, most_prefill=200)
+    cost = cost_of(work(200, output=40), standing, Hit(160), fleet)
 
     assert (cost.prefill_tokens, cost.queued_tokens) == (40, 70)
     assert cost.decode_tokens == 20 * BLOCK / 16
     assert cost.memory_tokens == (40 + 40) * 0.5 / 16
-    assert cost.total == 40 + 70 + 20 + 2.5
+    assert cost.others_tokens == (REMEMBERED_SHARE + 1.5) * (200 - 160 * 160 / 200)
+    assert cost.total == 40 + 70 + cost.others_tokens + 20 + 2.5
+
+
+def test_where_many_wait_a_prompt_stays_with_its_holder_for_longer() -> None:
+    """What is computed twice is waited for by all of them."""
+    few = {"holder": worker("holder", queued_prefill_tokens=1900), "other": worker("other")}
+    many = {
+        "holder": worker("holder", queued_prefill_tokens=1900, waiting_sequences=9),
+        "other": worker("other", waiting_sequences=9),
+    }
+    assert chosen(work(), *few.values(), holder=160) == "other"
+    assert chosen(work(), *many.values(), holder=160) == "holder"
 
 
 def test_what_does_not_fit_is_paid_in_full() -> None:
     standing = standings(worker("a", spec=pool(num_blocks=20), held_blocks=20))[0]
-    assert cost_of(work(100, output=28), standing, Hit(0)).memory_tokens == 128 + 128 / 16
+    assert cost_of(work(100, output=28), standing, Hit(0), UNSEEN).memory_tokens == 128 + 128 / 16
 
 
 def test_in_a_large_fleet_holders_the_home_and_two_at_random_are_judged() -> None:
@@ -181,7 +196,7 @@ def test_nobody_judged_is_cheaper_than_the_chosen(fleet: list[dict[str, int]], d
 @given(st.integers(0, 199), st.integers(1, 100), loads)
 def test_a_longer_hit_never_costs_more(hit: int, more: int, load: dict[str, int]) -> None:
     standing = standings(worker("a", **load))[0]
-    assert cost_of(work(), standing, Hit(hit + more)).total <= cost_of(work(), standing, Hit(hit)).total
+    assert cost_of(work(), standing, Hit(hit + more), UNSEEN).total <= cost_of(work(), standing, Hit(hit), UNSEEN).total
 
 
 def test_a_worker_that_drains_is_known_as_such() -> None:
@@ -228,6 +243,6 @@ def burst(workers: int, *, requests: int, shared: int, own: int, seed: int = 0) 
 def test_a_prompt_does_not_queue_behind_its_own_beginning() -> None:
     """What is being computed there for another request would have to be computed anywhere."""
     standing = standings(worker("a", queued_prefill_tokens=104))[0]
-    cost = cost_of(work(104), standing, Hit(cached_tokens=32, coming_tokens=64))
+    cost = cost_of(work(104), standing, Hit(cached_tokens=32, coming_tokens=64), UNSEEN)
 
     assert (cost.prefill_tokens, cost.queued_tokens) == (8, 40)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from octavo.commands.explain import in_words
+from octavo.commands.explain import cost_in_words, in_words
 from octavo.ids import BlockId, Epoch, SequenceId
 from octavo.records import HitEnd, PromptExplanation
+from octavo.v1 import gateway_pb2
 
 
 def found(end: HitEnd, reused: int, position: int, block: int | None = None) -> PromptExplanation:
@@ -49,3 +50,12 @@ def found(end: HitEnd, reused: int, position: int, block: int | None = None) -> 
 def test_an_explanation_is_put_into_words(explanation: PromptExplanation, words: str) -> None:
     """S53, as a person reads it."""
     assert in_words(explanation, 31) == words
+
+
+def test_the_terms_of_a_worker_are_put_into_words() -> None:
+    cost = gateway_pb2.RoutingCost(prefill=1200, queued=30, others=40, decode=5, memory=6, total=1281)
+    said = cost_in_words(gateway_pb2.WorkerExplanation(worker_id="a", predicted_cached_tokens=64, cost=cost))
+    assert said == (
+        "1,281 tokens of work: 1,200 to compute, 30 queued before it, 40 for what that costs others, 5 for decoding, "
+        "6 for memory; 64 expected to be remembered."
+    )

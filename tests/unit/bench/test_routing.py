@@ -1,0 +1,43 @@
+"""The bench of routing plays requests as they came."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.fleet_model import ModelledFleet, Rates
+from bench.replay import Arrival
+from bench.routing import SHARES, main, working_set
+from bench.routing_rivals import octavo, policies
+
+
+def test_every_policy_is_played_and_compared_in_one_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["--quick", "--processes", "1", "--only", "agent_text", "--plot", str(tmp_path / "plot.png")])
+    lines = {line["name"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    for share in SHARES:
+        assert all(f"ttft_p95_agent_text_{share}_{policy}" in lines for policy in policies())
+        assert lines[f"p95_vs_best_agent_text_{share}"]["best"] in policies()
+    assert 0 < lines["hit_vs_global_agent_text_100"]["value"] <= 1.05
+    assert (tmp_path / "plot.png").stat().st_size > 0
+
+
+def test_another_trace_is_read_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 40, "output_length": 4, "hash_ids": [1, 2, 3]}
+    trace = tmp_path / "mine.jsonl"
+    trace.write_text("".join(json.dumps({**row, "timestamp": 1000 * at}) + "\n" for at in range(6)))
+    main(["--trace", str(trace), "--block-tokens", "16", "--processes", "1"])
+    assert '"hit_vs_global_mine_100", "value": ' in capsys.readouterr().out
+
+
+def test_a_working_set_is_what_plain_lru_needs() -> None:
+    assert working_set([[1, 2], [3, 4], [1, 2], [3, 4]]) == 4
+    assert working_set([[1, 2], [1, 2], [3, 4], [3, 4]]) == 2
+
+
+def test_a_prompt_that_came_before_waits_for_nothing_but_its_last_tokens() -> None:
+    """S46: what was predicted is what was found."""
+    arrivals = [Arrival(at=at, prompt=[1, 2, 3, 4], prompt_tokens=64, output_tokens=8) for at in (0.0, 10.0)]
+    fleet = ModelledFleet(2, 32, Rates(prefill=16.0), block_tokens=16)
+    outcome = fleet.play(arrivals, 1.0, octavo, seed=1)
+    assert (outcome.hit_percent, outcome.prediction_error_percent) == (50, 0)
+    assert outcome.ttft_p95 == pytest.approx(4.0)
