@@ -42,7 +42,7 @@ test-compose: setup  ## run the containers for real, with a Docker engine
 	PYTHON=$(CURDIR)/$(BIN)/python tests/support/docker/with-engine.sh $(BIN)/pytest -m compose tests/e2e
 
 bench: setup  ## measure, one JSON object a line
-	@for name in memory ledger eviction routing control_plane recovery kernels engine serving http_events; do \
+	@for name in memory ledger eviction routing control_plane recovery kernels sampling engine serving http_events; do \
 		$(BIN)/python -m bench.$$name; done
 
 clean:  ## remove .venv and what tools and builds left

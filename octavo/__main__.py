@@ -73,6 +73,11 @@ def _chat(options: argparse.Namespace) -> None:
         model=options.model,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        beams=options.beams,
         seed=options.seed,
         retain_seconds=options.retain_seconds,
     )
@@ -171,6 +176,17 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="what the model should know and be")
     chat.add_argument("--max-tokens", type=_whole(1, (1 << 31) - 1), metavar="N", help="longest answer (default 256)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
+    chat.add_argument("--top-k", type=_whole(0, (1 << 31) - 1), default=0, metavar="K", help="of so many; 0: of all")
+    chat.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest that hold P (default 1)")
+    chat.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="of those with P times the likeliest's share (default 0)"
+    )
+    chat.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (default 1)"
+    )
+    chat.add_argument(
+        "--beams", type=_whole(0, 64), default=0, metavar="N", help="search with N beams; the answer comes at its end"
+    )
     chat.add_argument(
         "--seed", type=_whole(0, (1 << 64) - 1), metavar="N", help="repeats an answer of a temperature above 0"
     )

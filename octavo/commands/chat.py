@@ -12,7 +12,7 @@ from octavo.commands.connection import transport
 from octavo.commands.console import err, out
 from octavo.commands.key import api_key
 from octavo.commands.problems import speaking_to
-from octavo.records import FinishReason
+from octavo.records import BeamSearch, FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,12 @@ class Manner:
     model: str = ""
     max_tokens: int | None = None
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    beams: int = 0
+    """0: no search."""
     seed: int | None = None
     retain_seconds: int = 0
 
@@ -75,6 +81,11 @@ def _answer(client: Client, said: Sequence[ChatMessage], manner: Manner, heard: 
         model=manner.model,
         max_tokens=manner.max_tokens,
         temperature=manner.temperature,
+        top_k=manner.top_k,
+        top_p=manner.top_p,
+        min_p=manner.min_p,
+        repetition_penalty=manner.repetition_penalty,
+        beam=BeamSearch(width=manner.beams) if manner.beams else None,
         seed=manner.seed,
         retain_seconds=manner.retain_seconds,
     )

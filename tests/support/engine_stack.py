@@ -79,7 +79,7 @@ async def stack(
     **limits: int,
 ) -> AsyncGenerator[Stack]:
     """The model on a pool of so many blocks."""
-    shape = open_tiny(folder, size, kv_memory_bytes=1 << 20)[0].pool.shape
+    shape = open_tiny(folder, size, kv_memory_bytes=1 << 23)[0].pool.shape
     runner, pool = open_tiny(folder, size, kv_memory_bytes=blocks * shape.bytes_per_block)
     assert pool.num_blocks == blocks
     watched = WatchedRunner(runner)

@@ -24,7 +24,7 @@ from octavo.records import (
     SamplingParams,
     TokenLogprobs,
 )
-from worker.core.step import Chunk, StepPlan, StepResult
+from worker.core.step import Chunk, Continuation, StepPlan, StepResult
 
 Kept = int | None
 """What a slot holds; None was never written."""
@@ -39,6 +39,11 @@ def next_token(tokens: Sequence[int], sampling: SamplingParams, sample: int, voc
 def judgement(tokens: Sequence[int], token: int) -> TokenLogprobs:
     """How likely `token` is after `tokens`: a function of them all."""
     return TokenLogprobs(-(crc32(token_bytes([*tokens, token])) % 1000) / 8)
+
+
+def beam_scores(tokens: Sequence[int], vocab_size: int) -> list[float]:
+    """How likely each token is after `tokens`."""
+    return [judgement(tokens, token).logprob for token in range(vocab_size)]
 
 
 def solo_text(
@@ -97,16 +102,28 @@ class FunctionRunner:
                 for draw, token in zip(chunk.draws, drawn, strict=True)
             )
             for at, (chunk, drawn) in enumerate(zip(plan.chunks, tokens, strict=True))
-            if chunk.draws and chunk.draws[0].logprobs is not None
+            if drawn and chunk.draws[0].logprobs is not None
         }
         judged = {at: self._judge(chunk) for at, chunk in enumerate(plan.chunks) if chunk.targets}
-        return StepResult(tokens, told, judged)
+        found = {
+            at: self._continue(chunk)
+            for at, chunk in enumerate(plan.chunks)
+            if chunk.draws and chunk.draws[0].continuations
+        }
+        return StepResult(tokens, told, judged, found)
+
+    def _continue(self, chunk: Chunk) -> tuple[Continuation, ...]:
+        scores = beam_scores(self._read(chunk, chunk.end), self._spec.vocab_size)
+        ranked = sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+        return tuple(Continuation(token, scores[token]) for token in ranked[: chunk.draws[0].continuations])
 
     def _judge(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
         ends = range(chunk.start + 1, chunk.end + 1)
         return tuple(judgement(self._read(chunk, end), token) for end, token in zip(ends, chunk.targets, strict=False))
 
     def _draw(self, chunk: Chunk) -> tuple[int, ...]:
+        if chunk.draws and chunk.draws[0].continuations:
+            return ()
         drafts = range(chunk.end - chunk.drafts, chunk.end + 1) if chunk.drafts else [chunk.end] * len(chunk.draws)
         assert [draw.position for draw in chunk.draws] == [*drafts], chunk
         return tuple(

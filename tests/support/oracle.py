@@ -14,7 +14,8 @@ def solo_greedy(
 ) -> list[int]:
     """The `count` tokens that follow `prompt`, greedily, in float32; fewer if one of `stop` comes (it is the last).
 
-    `generation` are further arguments of transformers' `generate`, by name and plain value.
+    `generation` are further arguments of transformers' `generate`, by name and plain value; `bias` is a tuple of
+    (token, what is added to its logit).
     """
     tokens = _generated(folder, tuple(prompt), count, **generation)
     ends = [at for at, token in enumerate(tokens) if token in stop]
@@ -25,8 +26,30 @@ def solo_greedy(
 def _generated(folder: Path, prompt: tuple[int, ...], count: int, **generation: Any) -> tuple[int, ...]:
     ids = torch.tensor([prompt])
     generate: Any = _model(folder).generate
+    if bias := generation.pop("bias", None):
+        generation["sequence_bias"] = [[[token], value] for token, value in bias]
     out = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **generation)
     return tuple(out[0, len(prompt) :].tolist())
+
+
+def solo_beams(
+    folder: Path, prompt: Sequence[int], count: int, *, width: int, samples: int, stop: int, **generation: Any
+) -> list[list[int]]:
+    """The best `samples` outputs of transformers' beam search, in float32, each without `stop` and what pads it."""
+    ids = torch.tensor([list(prompt)])
+    out = _model(folder).generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        num_beams=width,
+        num_return_sequences=samples,
+        eos_token_id=stop,
+        pad_token_id=stop,
+        **generation,
+    )
+    texts: list[list[int]] = out[:, len(prompt) :].tolist()
+    return [text[: text.index(stop)] if stop in text else text for text in texts]
 
 
 @torch.inference_mode()

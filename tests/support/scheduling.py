@@ -18,7 +18,8 @@ from octavo.records import (
     TokenLogprobs,
 )
 from tests.support import books
-from tests.support.fakes import FunctionRunner, Model, judgement, next_token, solo_text
+from tests.support.beam_oracle import beam_search
+from tests.support.fakes import FunctionRunner, Model, beam_scores, judgement, next_token, solo_text
 from worker.core.drafting import Drafter
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
@@ -39,6 +40,7 @@ class Heard:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     reasons: dict[int, FinishReason] = field(default_factory=dict)
+    cumulative: dict[int, float | None] = field(default_factory=dict)
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
@@ -69,6 +71,7 @@ class Gateways:
         for end in report.finished:
             assert end.sample not in self.of(end.request).reasons, f"{end} for the second time"
             self.of(end.request).reasons[end.sample] = end.reason
+            self.of(end.request).cumulative[end.sample] = end.cumulative_logprob
         for refusal in report.refused:
             self.of(refusal.request).error = refusal.error
 
@@ -259,7 +262,9 @@ class World:
         heard, wanted = self.gateways.of(request), self.submissions[request]
         assert heard.error is None
         assert sorted(heard.reasons) == list(range(wanted.samples))
-        for sample in range(wanted.samples):
+        if wanted.beam is not None:
+            self.assert_found(wanted)
+        for sample in range(wanted.samples if wanted.beam is None else 0):
             text = self.solo(request, sample)
             assert heard.tokens.get(sample, []) == text, (request, sample)
             known = [*wanted.prompt, *text]
@@ -268,6 +273,21 @@ class World:
             assert heard.logprobs.get(sample, []) == told, (request, sample)
         ends = range(1, len(wanted.prompt)) if wanted.prompt_logprobs is not None else ()
         assert heard.prompt_logprobs == [judgement(wanted.prompt[:end], wanted.prompt[end]) for end in ends]
+
+    def assert_found(self, wanted: Submission) -> None:
+        """The search's texts are those of a search that runs alone."""
+        assert wanted.beam is not None
+        heard = self.gateways.of(wanted.request)
+        found = beam_search(
+            wanted.prompt,
+            lambda tokens: beam_scores(tokens, self.spec.vocab_size),
+            wanted.beam,
+            wanted.stop_tokens,
+            wanted.max_tokens,
+        )
+        for sample, (text, reason, cumulative) in enumerate(found[: wanted.samples]):
+            assert heard.tokens.get(sample, []) == text, (wanted, sample)
+            assert (heard.reasons[sample], heard.cumulative[sample]) == (reason, cumulative)
 
     def assert_at_rest(self) -> None:
         """No block has an owner, no counter is left standing."""

@@ -3,6 +3,7 @@
 from octavo.errors import InvalidRequest
 from octavo.records import MAX_RETAIN_SECONDS, PoolSpec, Scope, Submission
 from octavo.sampling import require_beam, require_top_logprobs
+from worker.core.beams import continuations_wanted
 
 _LAST_SAMPLE = (1 << 16) - 1
 """The highest number that the first sample of a submission may have."""
@@ -61,16 +62,12 @@ def _require_sampling(submission: Submission, vocab_size: int, max_samples: int)
             logprobs=submission.logprobs,
             most=max_samples,
         )
-    _refuse_what_is_to_come(submission)
-
-
-def _refuse_what_is_to_come(submission: Submission) -> None:
-    asked = {
-        "beam": submission.beam is not None,
-    }
-    for field, wanted in asked.items():
-        if wanted:
-            raise InvalidRequest(f"{field}: this worker cannot do it yet")
+        wanted = continuations_wanted(submission.beam, submission.stop_tokens)
+        if wanted > vocab_size:
+            raise InvalidRequest(
+                f"beam.width: {submission.beam.width} with {len(submission.stop_tokens)} stop tokens looks at {wanted} "
+                f"continuations, the vocabulary has {vocab_size}"
+            )
 
 
 def _require_within(field: str, value: int, most: int) -> None:

@@ -1,20 +1,23 @@
 """What a step is to draw for a sequence, and which of its tokens are to be judged."""
 
+from worker.core.beams import continuations_wanted
 from worker.core.sequence import Sequence
 from worker.core.step import Draw
 
 
 def draws_after(sequence: Sequence, drafts: tuple[int, ...] = ()) -> tuple[Draw, ...]:
-    """Behind its last known token: a draw for its sample, and one for each that will be born of it.
+    """Behind its last known token: a draw for its sample, and one for each that will be born of it; one for a beam.
 
     Behind each of the drafts one more, as it will be if those before it turn out right.
     """
-    samples = range(sequence.sample, sequence.sample + sequence.width)
+    searches = sequence.request.submission.beam is not None
+    samples = range(sequence.sample, sequence.sample + (1 if searches else sequence.width))
     return tuple(_draw(sequence, sample, drafts[:guessed]) for guessed in range(len(drafts) + 1) for sample in samples)
 
 
 def _draw(sequence: Sequence, sample: int, guessed: tuple[int, ...]) -> Draw:
     submission = sequence.request.submission
+    beam = submission.beam
     early = sequence.outputs + len(guessed) < submission.min_tokens
     return Draw(
         submission.sampling,
@@ -24,6 +27,7 @@ def _draw(sequence: Sequence, sample: int, guessed: tuple[int, ...]) -> Draw:
         output_begins=submission.output_begins,
         forbidden=tuple(submission.stop_tokens) if early else (),
         logprobs=submission.logprobs,
+        continuations=0 if beam is None else continuations_wanted(beam, submission.stop_tokens),
     )
 
 

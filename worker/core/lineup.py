@@ -74,15 +74,26 @@ class Lineup:
         sequence.sent_back = False
         self._start_over(sequence)
 
+    def rest(self, sequence: Sequence) -> None:
+        """Out of both lines, with all that it knows computed: its blocks are freed with the next exchange."""
+        self.running.remove(sequence)
+        order.got_on(sequence)
+        sequence.sent_back = False
+        self._leave_table(sequence)
+
     def _start_over(self, sequence: Sequence) -> None:
         """Among the waiting: its blocks are freed with the next exchange, its tokens computed again later."""
-        self._tables.leave(sequence)
         self.preemptions += sequence.computed > sequence.reused
+        self._leave_table(sequence)
+        self.wait(sequence)
+
+    def _leave_table(self, sequence: Sequence) -> None:
+        """As if nothing of it had been computed."""
+        self._tables.leave(sequence)
         sequence.id = self._new_id()
         sequence.table = []
         sequence.computed = sequence.reused = sequence.told = 0
         sequence.root, sequence.forked = None, False
-        self.wait(sequence)
 
     def turn_away(self, sequence: Sequence) -> None:
         """From running to waiting: it got no table, so its id is as good as new."""

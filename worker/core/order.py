@@ -57,6 +57,12 @@ def set_back(sequence: Sequence) -> None:
     sequence.furthest = max(sequence.furthest, sequence.computed)
 
 
+def got_on(sequence: Sequence) -> None:
+    """It has computed all that it was let in for."""
+    sequence.setbacks = 0
+    sequence.furthest = max(sequence.furthest, sequence.computed)
+
+
 def going(running: list[Sequence], newcomers: Container[Sequence]) -> list[Sequence]:
     """Who is sent away for want of blocks, who goes first ahead; `running` is sorted by `service`."""
 

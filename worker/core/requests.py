@@ -15,6 +15,7 @@ from octavo.records import (
     TokenLogprobs,
     Tokens,
 )
+from worker.core.beams import Text
 from worker.core.reports import Event, reports_of
 from worker.core.sequence import GatewayKey, Request, Sequence
 from worker.core.stopping import reason_to_stop
@@ -100,6 +101,15 @@ class Requests:
         if reason is not None:
             self._tell(request, SampleFinished(number, sequence.sample, reason))
         return reason is not None
+
+    def found(self, request: Request, texts: Iterable[Text]) -> None:
+        """The request's search is over, with these texts, best first."""
+        number = request.submission.request
+        for sample, text in enumerate(texts, request.submission.first_sample):
+            self.totals.output_tokens += len(text.tokens)
+            if text.tokens:
+                self._tell(request, Tokens(number, sample, text.tokens))
+            self._tell(request, SampleFinished(number, sample, text.reason, text.cumulative))
 
     def refused(self, request: Request, error: OctavoError) -> None:
         """The request ends with an error."""

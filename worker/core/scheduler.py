@@ -17,6 +17,7 @@ The rules:
 - Samples of one request share their prompt's prefill: once it is computed, their first tokens are drawn from the same
   logits, and the samples that go on are forked from the first. A fork that finds too few blocks leaves them waiting,
   each as a sequence of its own.
+- The beams of a search are sequences that advance together (searches.py): losers end, winners are forked.
 - The manager is asked when somebody needs a block, comes or forks, and told when a block is full or somebody leaves:
   what a sequence writes into a block of its own concerns nobody else. What a stop ended is never written, hence never
   published.
@@ -40,6 +41,7 @@ from worker.core.dialogue import Dialogue
 from worker.core.drafting import Counts, Drafter
 from worker.core.lineup import Lineup
 from worker.core.requests import Requests
+from worker.core.searches import Searches
 from worker.core.sequence import GatewayKey, Request, Sequence
 from worker.core.shares import Share, share_out, within_room
 from worker.core.step import Chunk, StepPlan, StepResult
@@ -73,6 +75,7 @@ class Scheduler:
         self._dialogue = Dialogue(
             self._tables, self._lineup, max_step_tokens=max_step_tokens, block_size=pool.block_size
         )
+        self._searches = Searches(self._tables, self._lineup, self._dialogue.branches, self._requests)
         self._step: dict[Sequence, Chunk] = {}
         """Under way."""
         self._draining = False
@@ -94,12 +97,20 @@ class Scheduler:
             raise QueueFull(f"waiting: {len(self._lineup.waiting)} sequences, at most {self._max_waiting} may wait")
         request = self._requests.accept(submission, gateway)
         first = self._lineup.new_sequence(request, submission.first_sample, list(submission.prompt))
-        first.unborn = submission.samples - 1
+        if submission.beam is None:
+            first.unborn = submission.samples - 1
+        else:
+            self._searches.begin(first)
         self._lineup.wait(first)
 
     def cancel(self, gateway: GatewayKey, number: int, sample: int | None = None) -> None:
-        """End a request, or one of its samples, without a word. One that is not there has just ended."""
+        """End a request, or one of its samples, without a word. One that is not there has just ended.
+
+        The samples of a search are found at its end, so there is none to end before.
+        """
         for request in self._requests.find(gateway, number):
+            if sample is not None and request.submission.beam is not None:
+                continue
             for sequence in request.live.copy():
                 if sample is None or sequence.sample == sample:
                     self._end(sequence)
@@ -200,8 +211,12 @@ class Scheduler:
             self._tables.wrote(sequence, chunk.end)
             if chunk.targets:
                 self._requests.judged(sequence.request, chunk.start + 1, result.judged[at])
-            if drawn:
+            if (continuations := result.continuations.get(at)) is not None:
+                self._requests.prefilled(sequence.request)
+                self._searches.hear(sequence, continuations)
+            elif drawn:
                 self._take_drawn(sequence, drawn, result.logprobs.get(at))
+        self._drop(self._searches.settle())
         return self._requests.take_reports()
 
     def step_failed(self, error: OctavoError) -> dict[GatewayKey, StepReport]:
@@ -239,8 +254,9 @@ class Scheduler:
         lined_up = {*self._lineup.waiting, *self._lineup.running}
         branching = self._dialogue.branches.children()
         live = {sequence for request in self._requests.all() for sequence in request.live}
-        assert lined_up | branching == live, (lined_up, branching, live)
-        assert not lined_up & branching, (lined_up, branching)
+        resting = self._searches.resting()
+        assert lined_up | branching | resting == live, (lined_up, branching, resting, live)
+        assert len(lined_up) + len(branching) + len(resting) == len(live), (lined_up, branching, resting)
         for sequence in live:
             assert sequence.remaining > 0, sequence.age
 
@@ -292,6 +308,7 @@ class Scheduler:
             self._drafter.forget(sequence)
         if not sequence.request.live:
             self._requests.forget(sequence.request)
+            self._searches.forget(sequence.request)
 
     def _drop(self, requests: list[Request]) -> None:
         for request in requests:

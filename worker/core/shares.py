@@ -37,12 +37,16 @@ def within_room(sequence: Sequence, block_size: int) -> Prospect:
 
 
 def after(sequence: Sequence, chunk: Chunk) -> Prospect | None:
-    """As it will be when the step with this chunk is over; None if it has ended then, or will fork first.
+    """As it will be when the step with this chunk is over; None if it has ended then, or will or may fork first.
 
     If it guesses, as it will be if all guesses are right: that takes most room.
     """
     draws = len(chunk.draws) - chunk.drafts
-    if draws > 1 or (draws == 1 and is_last(sequence.request.submission, sequence.outputs)):
+    if (
+        draws > 1
+        or (draws and chunk.draws[0].continuations)
+        or (draws == 1 and is_last(sequence.request.submission, sequence.outputs))
+    ):
         return None
     return Prospect(sequence, chunk.end, len(sequence.tokens) + chunk.drafts + draws - chunk.end)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.ids import BlockId, SequenceId
 from octavo.records import BlockCopy, SamplingParams, TokenLogprobs
@@ -24,11 +25,21 @@ class Draw:
     """Tokens that must not come here."""
     logprobs: int | None = None
     """None: not wanted. Else how many of the likeliest are told with the drawn token's."""
+    continuations: int = 0
+    """If not 0, nothing is drawn: so many of the best continuations are told."""
 
     @property
     def shaped(self) -> bool:
         """Whether it is drawn from other logits than the model's."""
         return bool(self.history or self.forbidden or self.sampling.logit_bias)
+
+
+class Continuation(NamedTuple):
+    """A token that may come next."""
+
+    token: int
+    logprob: float
+    """Logarithm of its probability, shaped as the request asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +80,10 @@ class StepResult:
     """What a step drew and judged, in the plan's order: one tuple a chunk."""
 
     tokens: tuple[tuple[int, ...], ...]
-    """One a draw."""
+    """One a draw; none where continuations are told."""
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict[int, tuple[TokenLogprobs, ...]])
     """By the place of a chunk whose draws want them: one a draw."""
     judged: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict[int, tuple[TokenLogprobs, ...]])
     """By the place of a chunk with targets: one a target."""
+    continuations: dict[int, tuple[Continuation, ...]] = field(default_factory=dict[int, tuple[Continuation, ...]])
+    """By the place of a chunk whose draw wants them: best first."""

@@ -7,10 +7,13 @@ Shapes: R rows of logits, V entries of the vocabulary, Q tokens, K of the likeli
 """
 
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 
 from octavo.records import TokenLogprobs
+from worker.core.step import Continuation, Draw
+from worker.model.shaping import shape
 
 _ROWS_AT_ONCE = 64
 """Bounds the float32 copies: 12 MB for a vocabulary of 49,152."""
@@ -47,3 +50,31 @@ def _some(logits: torch.Tensor, rows: Sequence[int], tokens: Sequence[int], tops
         TokenLogprobs(logprob, tuple(zip(ids[:top], values[:top], strict=True)))
         for logprob, (ids, values), top in zip(chosen, listed, tops, strict=True)
     ]
+
+
+def continuations(logits: torch.Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[tuple[Continuation, ...]]:
+    """The best continuations of beams, best first, as many as each asks for.
+
+    As in transformers' beam search, it is the logarithms that are shaped, not the logits, and they are not normalised
+    again.
+
+    Args:
+        logits: [R, V].
+        rows: [Q]: of every beam, the row of `logits` that it goes on from.
+        draws: [Q].
+
+    Raises:
+        FloatingPointError: a row holds NaN, or infinity as its highest value.
+    """
+    if not draws:
+        return []
+    scores = logits[torch.tensor(rows, device=logits.device)].float().log_softmax(-1)
+    shape(scores, draws)
+    best = scores.topk(max(draw.continuations for draw in draws), dim=-1)
+    found: list[tuple[Continuation, ...]] = []
+    for row, draw, ids, values in zip(rows, draws, best.indices.tolist(), best.values.tolist(), strict=True):
+        if not isfinite(values[0]):
+            raise FloatingPointError(f"the logits for position {draw.position} (row {row}) are not finite")
+        wanted = draw.continuations
+        found.append(tuple(map(Continuation, ids[:wanted], values[:wanted])))
+    return found

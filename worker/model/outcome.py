@@ -11,7 +11,7 @@ import torch
 
 from octavo.records import TokenLogprobs
 from worker.core.step import Chunk, StepResult
-from worker.model.likelihood import logprobs
+from worker.model.likelihood import continuations, logprobs
 from worker.model.sampler import sample
 
 
@@ -34,21 +34,28 @@ def outcome(chunks: Sequence[Chunk], logits: torch.Tensor) -> StepResult:
         FloatingPointError: logits that are drawn from are not finite.
     """
     ends = np.cumsum([len(chunk.targets) + _drawn_rows(chunk) for chunk in chunks]).tolist()
-    rows = [_rows_of_draws(chunk, end) for chunk, end in zip(chunks, ends, strict=True)]
-    drawn = iter(
-        sample(logits, [row for own in rows for row in own], [draw for chunk in chunks for draw in chunk.draws])
-    )
-    tokens = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in chunks)
+    drawing = [() if _searches(chunk) else chunk.draws for chunk in chunks]
+    rows = [
+        _rows_of_draws(chunk, end) if draws else [] for chunk, draws, end in zip(chunks, drawing, ends, strict=True)
+    ]
+    drawn = iter(sample(logits, [row for own in rows for row in own], [draw for own in drawing for draw in own]))
+    tokens = tuple(tuple(next(drawn) for _ in draws) for draws in drawing)
+    beams = {place: ends[place] - 1 for place, chunk in enumerate(chunks) if _searches(chunk)}
+    found = continuations(logits, list(beams.values()), [chunks[place].draws[0] for place in beams])
     wanted = _Wanted()
     for place, chunk in enumerate(chunks):
-        if chunk.draws and (top := chunk.draws[0].logprobs) is not None:
+        if tokens[place] and (top := chunk.draws[0].logprobs) is not None:
             wanted.add(place, rows[place], tokens[place], top)
     judged = _Wanted()
     for place, (chunk, end) in enumerate(zip(chunks, ends, strict=True)):
         if chunk.targets:
             first = end - _drawn_rows(chunk) - len(chunk.targets)
             judged.add(place, range(first, first + len(chunk.targets)), chunk.targets, chunk.top_logprobs)
-    return StepResult(tokens, wanted.told(logits), judged.told(logits))
+    return StepResult(tokens, wanted.told(logits), judged.told(logits), dict(zip(beams, found, strict=True)))
+
+
+def _searches(chunk: Chunk) -> bool:
+    return bool(chunk.draws and chunk.draws[0].continuations)
 
 
 def _drawn_rows(chunk: Chunk) -> int:

@@ -84,7 +84,7 @@ async def test_greedy_texts_under_penalties_and_with_a_least_length_are_those_of
             tokens,
             30,
             repetition_penalty=1.3,
-            sequence_bias=[[[token], value] for token, value in bias.items()],
+            bias=params.logit_bias,
             min_new_tokens=12,
             eos_token_id=stop,
             pad_token_id=0,

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from octavo.records import PLAIN, SamplingParams, Scope, Submission
+from octavo.records import PLAIN, BeamSearch, SamplingParams, Scope, Submission
 from tests.support.scheduling import World, submission
 from worker.core.sequence import GatewayKey
 
@@ -66,6 +66,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def draw_submission(self, data: st.DataObject) -> Submission:
         number = len(self.world.submissions)
+        if data.draw(st.sampled_from([False, False, False, True]), label="searches"):
+            return self.draw_search(data, number)
         prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=self.longest - 1), label="prompt")
         return submission(
             number,
@@ -77,6 +79,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=data.draw(st.sampled_from([0, 0, 0, 1, -1]), label="priority"),
             scope=data.draw(st.sampled_from([PLAIN, PLAIN, Scope(salt=b"s" * 32)]), label="scope"),
             logprobs=data.draw(st.sampled_from([None, None, 0]), label="logprobs"),
+            prompt_logprobs=data.draw(st.sampled_from([None, None, 0]), label="prompt_logprobs"),
+        )
+
+    def draw_search(self, data: st.DataObject, number: int) -> Submission:
+        """Beams: width and stop token such that the vocabulary has enough continuations."""
+        prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=self.longest - 1), label="prompt")
+        width = data.draw(st.integers(1, 3), label="width")
+        return submission(
+            number,
+            prompt,
+            data.draw(st.integers(1, self.longest - len(prompt)), label="max_tokens"),
+            samples=data.draw(st.integers(1, width), label="samples"),
+            stop_tokens=data.draw(st.sampled_from([frozenset[int](), frozenset({3})]), label="stop"),
+            beam=BeamSearch(
+                width=width,
+                length_penalty=data.draw(st.sampled_from([0.0, 1.0]), label="length_penalty"),
+                early_stopping=data.draw(st.booleans(), label="early_stopping"),
+            ),
             prompt_logprobs=data.draw(st.sampled_from([None, None, 0]), label="prompt_logprobs"),
         )
 
