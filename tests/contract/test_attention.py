@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support import fast_interpreter
 from tests.support.paged_batch import PagedBatch, make_batch
-from worker.kernels import Attend, Option, block_ops, native, reference, shared_prefix, torch_cpu
+from worker.kernels import Attend, AttendStep, Option, block_ops, native, prepare, reference, shared_prefix, torch_cpu
 from worker.kernels.arguments import options_of
 from worker.kernels.native_build import Level, NativeUnavailable, usable_levels
 from worker.kernels.shared_prefix import SharedPrefixes
@@ -467,3 +467,43 @@ def test_values_out_of_bounds_are_refused_by_name(implementation: Implementation
 
     with pytest.raises(ValueError, match=message):
         implementation.attend(**(GOOD.arguments | tensors))
+
+
+def _prepared(implementation: Implementation, batch: PagedBatch, layers: int = 3) -> tuple[AttendStep, torch.Tensor]:
+    """A step over pools of several layers, of which the last is the batch's; others hold NaN. And the queries."""
+    here = batch.to(implementation.device).arguments
+    k_pool, v_pool, q, scale = (here.pop(name) for name in ("k_pool", "v_pool", "q", "scale"))
+    planes = torch.full((2 * layers, *k_pool.shape), torch.nan, device=k_pool.device).to(k_pool.dtype)
+    planes[-2], planes[-1] = k_pool, v_pool
+    return prepare(implementation.attend, planes, scale=scale, q_like=torch.empty_like(q), **here), q
+
+
+@pytest.mark.parametrize("options", ["window", "all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_prepared_step_attends_as_a_call_does(
+    implementation: Implementation, dtype: torch.dtype, options: str
+) -> None:
+    batch = make_batch(RAGGED, heads=6, kv_heads=2, dtype=dtype, **OPTIONS[options])
+    implementation.skip_unless_supported(batch)
+
+    step, q = _prepared(implementation, batch)
+
+    assert torch.equal(step(2, q).cpu(), implementation(batch))
+
+
+def test_a_prepared_step_refuses_what_does_not_fit(implementation: Implementation) -> None:
+    batch = make_batch([(20, 1), (3, 2)], heads=6, kv_heads=2)
+    step, q = _prepared(implementation, batch)
+
+    for layer in (-1, 3):
+        with pytest.raises(IndexError, match=f"layer {layer}, the pool has 3"):
+            step(layer, q)
+    for wrong in (q[:2], q[:, :4], q[..., :32]):
+        with pytest.raises(ValueError, match=r"q is .* wanted \[3, 6, 64\] of torch.float32"):
+            step(2, wrong)
+    far = replace(batch, tables=torch.full_like(batch.tables, 99))
+    if implementation.device == CPU:
+        with pytest.raises(ValueError, match=r"tables\[0, 0\] is block 99, the pool has "):
+            _prepared(implementation, far)[0](2, q)
+    with pytest.raises(ValueError, match="lengths has 1 entries, wanted 2 for 2 rows of tables"):
+        _prepared(implementation, replace(batch, lengths=batch.lengths[:1]))[0](2, q)

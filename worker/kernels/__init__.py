@@ -17,7 +17,7 @@ from typing import Protocol, Unpack, runtime_checkable
 
 import torch
 
-from worker.kernels.arguments import Option, Options, check_batch, options_of
+from worker.kernels.arguments import Option, Options, Prepared, check_batch, options_of
 from worker.kernels.shared_prefix import SharedPrefixes
 
 __all__ = [
@@ -137,11 +137,10 @@ def prepare(
     """
     if isinstance(attend, _Preparing):
         return attend.prepare(planes, tables, lengths, query_starts, scale, q_like=q_like, **options)
-    layers = len(planes) // 2
+    like = Prepared.of(q_like, planes)
 
     def step(layer: int, q: torch.Tensor) -> torch.Tensor:
-        if not 0 <= layer < layers:
-            raise IndexError(f"layer {layer}, the pool has {layers}")
+        like.check(layer, q)
         pools = planes[2 * layer], planes[2 * layer + 1]
         return attend(q, *pools, tables, lengths, query_starts, scale, **options)
 

@@ -5,7 +5,7 @@ read: what `tables`, `lengths` and `query_starts` point to is checked on the CPU
 """
 
 from itertools import pairwise
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 
@@ -100,6 +100,35 @@ def check_tensors(
     for name, tensor in (others | {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}).items():
         if tensor is not None and tensor.device != q.device:
             raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
+
+
+class Prepared(NamedTuple):
+    """What the calls of a prepared step must be like."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    layers: int
+
+    @classmethod
+    def of(cls, q_like: torch.Tensor, planes: torch.Tensor) -> "Prepared":
+        """For queries like those, and planes [2 L, N, Hkv, S, D]."""
+        return cls(q_like.shape, q_like.stride(), q_like.dtype, len(planes) // 2)
+
+    def check(self, layer: int, q: torch.Tensor) -> None:
+        """Check a call.
+
+        Raises:
+            IndexError: the pool has no such layer.
+            ValueError: q is unlike what was prepared for.
+        """
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"layer {layer}, the pool has {self.layers}")
+        if q.dtype is not self.dtype or q.shape != self.shape or q.stride() != self.strides:
+            raise ValueError(
+                f"q is {list(q.shape)} of {q.dtype} with strides {list(q.stride())}, "
+                f"wanted {list(self.shape)} of {self.dtype} with strides {list(self.strides)}"
+            )
 
 
 def _check_pools(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Unpack
 import torch
 
 from worker.kernels import native_build
-from worker.kernels.arguments import Option, Options, check_arguments, check_tensors
+from worker.kernels.arguments import Option, Options, Prepared, check_arguments, check_tensors
 from worker.kernels.native_build import Level, NativeUnavailable
 
 SOURCE = native_build.SOURCES / "paged_attention.cpp"
@@ -194,21 +194,14 @@ class NativeAttendStep:
         """
         self._attend = attend
         self._frame = ctypes.create_string_buffer(frame, len(frame))
-        self._shape, self._strides, self._dtype = q_like.shape, q_like.stride(), q_like.dtype
+        self._like = Prepared.of(q_like, planes)
         self._planes, self._plan, self._options = planes, plan, options
         self._pools, self._plane = planes.data_ptr(), planes.stride(0) * planes.itemsize
-        self._layers = len(planes) // 2
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """See `worker.kernels.AttendStep`."""
-        if q.dtype is not self._dtype or q.shape != self._shape or q.stride() != self._strides:
-            raise ValueError(
-                f"q is {list(q.shape)} of {q.dtype} with strides {list(q.stride())}, "
-                f"wanted {list(self._shape)} of {self._dtype} with strides {list(self._strides)}"
-            )
-        if not 0 <= layer < self._layers:
-            raise IndexError(f"layer {layer}, the pool has {self._layers}")
-        out = torch.empty(self._shape, dtype=self._dtype)
+        self._like.check(layer, q)
+        out = torch.empty(self._like.shape, dtype=self._like.dtype)
         pool = self._pools + 2 * layer * self._plane
         _ARGUMENTS_OF_A_LAYER.pack_into(self._frame, 0, q.data_ptr(), pool, pool + self._plane, out.data_ptr())
         if outcome := self._attend(self._frame):
