@@ -19,7 +19,7 @@ from cache_manager.core.ledger import Ledger
 from octavo import models
 from octavo.ids import Epoch
 from octavo.records import PoolSpec, Submission
-from worker.core.drafting import Drafter
+from worker.core.drafting import Drafter, Lookups
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
 from worker.runner import Runner, RunnerOptions, open_runner
@@ -48,7 +48,7 @@ class Measured:
 
 def measure(runner: Runner, pool: PoolSpec, prompt: list[int], *, batch: int, tokens: int, guess: bool) -> Measured:
     """Serve `batch` equal requests, whose prompts differ in their first token, on empty books."""
-    drafter = Drafter() if guess else None
+    drafter = Drafter(Lookups()) if guess else None
     scheduler = Scheduler(pool, max_step_tokens=512, max_running=64, max_waiting=64, drafter=drafter)
     ledger = Ledger(pool, EPOCH)
     for number in range(batch):

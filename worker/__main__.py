@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from octavo import models, settings, telemetry
 from octavo.errors import OctavoError
@@ -17,8 +18,9 @@ from octavo.service import Service, run
 from octavo.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient
-from worker.core.drafting import Drafter
+from worker.core.drafting import Drafter, Lookups
 from worker.core.scheduler import Scheduler
+from worker.draft_model import DraftModel, require_same_tokens
 from worker.engine import Engine
 from worker.metrics import WorkerMetrics
 from worker.runner import Runner, RunnerOptions, open_runner
@@ -34,7 +36,9 @@ STOP_SECONDS = 1.0
 async def serve(config: WorkerSettings) -> None:
     """Serve until asked to stop, then finish what runs. Ready as long as the cache manager knows this worker."""
     # One thread loads the model and runs every step: a new thread would start its own set of compute threads.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, "model"))
+    thread = ThreadPoolExecutor(1, "model")
+    asyncio.get_running_loop().set_default_executor(thread)
+    drafter = await drafter_of(config, thread)  # first: the pool gets what this leaves
     runner, pool = await load(config)
     transport = config.transport()
     managers = [AttendClient(address, config.exchange_seconds, transport) for address in config.cache_manager]
@@ -45,7 +49,7 @@ async def serve(config: WorkerSettings) -> None:
         max_step_tokens=config.max_step_tokens,
         max_running=config.max_running,
         max_waiting=config.max_waiting,
-        drafter=Drafter() if config.speculate == "ngram" else None,
+        drafter=drafter,
     )
     engine = Engine(
         scheduler,
@@ -72,7 +76,45 @@ async def serve(config: WorkerSettings) -> None:
 async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
     """The model on its pool. Takes seconds, in the model's thread."""
     folder = models.find(config.model, config.models_dir)
-    options = RunnerOptions(
+    log.info("model_loading", extra={"model": folder.name, "path": str(folder.path)})
+    started = time.monotonic()
+    runner, pool = await asyncio.to_thread(open_runner, folder, _options(config))
+    log.info(
+        "model_loaded",
+        extra={
+            "model": folder.name,
+            "seconds": round(time.monotonic() - started, 1),
+            "dtype": pool.dtype,
+            "kv_dtype": pool.kv_dtype,
+        },
+    )
+    return runner, pool
+
+
+async def drafter_of(config: WorkerSettings, thread: ThreadPoolExecutor) -> Drafter | None:
+    """Who guesses, if anybody. A draft model runs in the model's thread: steps are planned when that is idle.
+
+    Raises:
+        ValueError: the draft model has other tokens than the model.
+    """
+    if config.draft_model is None:
+        return Drafter(Lookups()) if config.speculate == "ngram" else None
+    draft = models.find(config.draft_model, config.models_dir)
+    require_same_tokens(draft, models.find(config.model, config.models_dir))
+    options = replace(_options(config), kv_memory_bytes=config.draft_memory, cuda_graphs=False)
+    runner, pool = await asyncio.to_thread(open_runner, draft, options)
+    log.info("draft_model_loaded", extra={"model": draft.name, "pool_tokens": pool.num_blocks * pool.block_size})
+    source = DraftModel(
+        lambda plan: thread.submit(runner.execute, plan).result(),
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        max_model_tokens=pool.max_model_tokens,
+    )
+    return Drafter(source)
+
+
+def _options(config: WorkerSettings) -> RunnerOptions:
+    return RunnerOptions(
         device=config.device,
         road=config.model_road,
         dtype=config.dtype,
@@ -86,19 +128,6 @@ async def load(config: WorkerSettings) -> tuple[Runner, PoolSpec]:
         max_running=config.max_running,
         block_size=config.block_size,
     )
-    log.info("model_loading", extra={"model": folder.name, "path": str(folder.path)})
-    started = time.monotonic()
-    runner, pool = await asyncio.to_thread(open_runner, folder, options)
-    log.info(
-        "model_loaded",
-        extra={
-            "model": folder.name,
-            "seconds": round(time.monotonic() - started, 1),
-            "dtype": pool.dtype,
-            "kv_dtype": pool.kv_dtype,
-        },
-    )
-    return runner, pool
 
 
 def registration_of(config: WorkerSettings, pool: PoolSpec, port: int) -> Registration:

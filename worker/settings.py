@@ -56,10 +56,16 @@ class WorkerSettings(ServiceSettings):
     block_size: int = Field(default=16, ge=1, le=4096, description="positions a block")
     max_step_tokens: int = Field(default=512, ge=1, description="tokens computed in one step, at most")
     max_running: int = Field(default=64, ge=1, description="sequences that hold blocks at once, at most")
-    speculate: Literal["off", "ngram"] = Field(
+    speculate: Literal["off", "ngram", "model"] = Field(
         default="off",
-        description="ngram: guess what followed the newest tokens where they stood before, and verify several in one "
-        "step. The draws stay the same. Not with `deterministic`",
+        description="guess tokens and verify several in one step; ngram: what followed the newest where they stood "
+        "before; model: those of `draft_model`. The draws stay the same. Not with `deterministic`",
+    )
+    draft_model: str | None = Field(
+        default=None, description="a small model with the tokenizer of `model`, named likewise; fetched beforehand"
+    )
+    draft_memory: ByteSize = Field(
+        default=ByteSize(128 << 20), gt=0, validate_default=True, description="bytes of its own KV pool, as 128MiB"
     )
     max_waiting: int = Field(default=4096, ge=1, description="further sequences that wait for a place, at most")
     max_unread_reports: int = Field(
@@ -78,9 +84,13 @@ class WorkerSettings(ServiceSettings):
     )
 
     @model_validator(mode="after")
-    def _speculation_depends_on_company(self) -> Self:
+    def _guesses_fit(self) -> Self:
         if self.deterministic and self.speculate != "off":
             raise ValueError(
                 f"speculate is {self.speculate} and deterministic is true: how far it guesses depends on what else runs"
+            )
+        if (self.speculate == "model") != (self.draft_model is not None):
+            raise ValueError(
+                f"speculate is {self.speculate} and draft_model {self.draft_model}: one goes with the other"
             )
         return self

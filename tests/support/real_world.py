@@ -13,6 +13,7 @@ from octavo.models import ModelFolder
 from octavo.records import Submission
 from tests.support.oracle import solo_greedy
 from tests.support.scheduling import World, submission
+from worker.draft_model import DraftModel
 from worker.kv_pool import KVPool
 from worker.model.loader import LoadedModel, load
 from worker.runner import Runner
@@ -34,6 +35,19 @@ def loaded(folder: Path) -> Loaded:
     """The model of a folder, on the attention that a worker here would choose."""
     described = models.find(str(folder), folder.parent)
     return Loaded(described, load(described, dtype=torch.float32, device=CPU, block_size=BLOCK_SIZE))
+
+
+def draft_model(folder: Path, num_blocks: int = 32) -> DraftModel:
+    """The model of a folder, to guess."""
+    served = loaded(folder)
+    pool = KVPool(served.model.shape, num_blocks, CPU)
+    pool.planes.fill_(torch.nan)
+    return DraftModel(
+        Runner(served.model.forward, pool, CPU).execute,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_model_tokens=served.folder.max_model_tokens,
+    )
 
 
 class RealWorld(World):

@@ -5,16 +5,17 @@ newest token, the model runs over all of them at once, and a token is drawn behi
 have been made one by one, as a draw's randomness is a function of seed, sample and position: they are taken up to the
 first that was guessed wrong, and the text is the one without guesses, greedy or not.
 
-The guess is what followed the newest few tokens where they stood last, in the prompt or the output (prompt lookup;
-Saxena, 2023). Texts that quote, edit or continue code repeat themselves a lot, others hardly: whoever guesses well may
-guess further, whoever does not guesses one token at a time.
+There are two sources of guesses. `Lookups`: what followed the newest few tokens where they stood last, in prompt or
+output (prompt lookup; Saxena, 2023); texts that quote, edit or continue code repeat themselves a lot, others hardly. Or
+a small model (worker/draft_model.py). Whoever guesses well may guess further, whoever does not guesses less.
 
 A sequence guesses only within the block that is its own, so a guess needs no room and the manager hears nothing of it;
 what was guessed wrong is written over by what is right.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from worker.core.sequence import Sequence
 from worker.core.shares import Share
@@ -62,52 +63,79 @@ class Lookup:
         return ()
 
 
-@dataclass(slots=True)
-class _Guessing:
-    """One sequence's."""
+class Wish(NamedTuple):
+    """For guesses."""
 
-    lookup: Lookup = field(default_factory=Lookup)
-    reach: int = FIRST_REACH
+    sequence: Sequence
+    most: int
+    """How many tokens at most, at least 1."""
+
+
+class Source(Protocol):
+    """Where guesses come from."""
+
+    def guess(self, wishes: list[Wish]) -> dict[Sequence, tuple[int, ...]]:
+        """What may come after the newest token of each; nothing for those of whom nothing is known."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended."""
+        ...
+
+
+class Lookups:
+    """Guesses that texts repeat themselves."""
+
+    def __init__(self) -> None:
+        self._of: dict[Sequence, Lookup] = {}
+
+    def guess(self, wishes: list[Wish]) -> dict[Sequence, tuple[int, ...]]:
+        """See Source."""
+        found = {
+            sequence: self._of.setdefault(sequence, Lookup()).after(sequence.tokens, most) for sequence, most in wishes
+        }
+        return {sequence: guess for sequence, guess in found.items() if guess}
+
+    def forget(self, sequence: Sequence) -> None:
+        """See Source."""
+        self._of.pop(sequence, None)
 
 
 class Drafter:
-    """Guesses for the sequences of a step, and learns how good they were."""
+    """Who may guess how much in a step, and how good the guesses were."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: Source) -> None:
         self.counts = Counts()
-        self._guessing: dict[Sequence, _Guessing] = {}
+        self._source = source
+        self._reach: dict[Sequence, int] = {}
 
     def guess(self, shares: Iterable[Share], *, block_size: int, budget: int) -> dict[Sequence, tuple[int, ...]]:
         """What may come after the newest token of those who decode, within their own blocks and the step's budget."""
         shares = list(shares)
         left = min(STEP_ROWS, budget) - sum(share.count for share in shares)
-        guesses: dict[Sequence, tuple[int, ...]] = {}
-        for share in shares:
-            if left <= 0:
-                break
-            sequence = share.sequence
-            if _decodes(share) and (most := min(left, _most(sequence, block_size))) > 0:
-                own = self._guessing.setdefault(sequence, _Guessing())
-                if guess := own.lookup.after(sequence.tokens, min(most, own.reach)):
-                    guesses[sequence] = guess
-                    left -= len(guess)
-        return guesses
+        wishes: list[Wish] = []
+        for share in filter(_decodes, shares):
+            reach = self._reach.setdefault(share.sequence, FIRST_REACH)
+            if (most := min(left, reach, _most(share.sequence, block_size))) > 0:
+                wishes.append(Wish(share.sequence, most))
+                left -= most
+        return self._source.guess(wishes) if wishes else {}
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """So many leading guesses were right."""
         self.counts.drafted += drafted
         self.counts.accepted += accepted
-        own = self._guessing.get(sequence)
-        if own is None:  # it has ended with this
+        if (reach := self._reach.get(sequence)) is None:  # it has ended with this
             return
         if accepted == drafted:
-            own.reach = min(2 * own.reach, MOST_REACH)
+            self._reach[sequence] = min(2 * reach, MOST_REACH)
         elif not accepted:
-            own.reach = max(1, own.reach // 2)
+            self._reach[sequence] = max(1, reach // 2)
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended."""
-        self._guessing.pop(sequence, None)
+        self._reach.pop(sequence, None)
+        self._source.forget(sequence)
 
 
 def _decodes(share: Share) -> bool:

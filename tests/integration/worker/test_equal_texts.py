@@ -16,7 +16,7 @@ from octavo.records import SamplingParams
 from tests.support import tiny_model
 from tests.support.families import FAMILIES
 from tests.support.real_world import BLOCK_SIZE, RealWorld
-from worker.core.drafting import Drafter
+from worker.core.drafting import Drafter, Lookups
 
 WARM = SamplingParams(temperature=1.0, top_p=0.95, seed=11)
 SMOLLM2 = pytest.param("smollm2", marks=pytest.mark.model)
@@ -119,7 +119,7 @@ def test_guessed_tokens_change_no_text(folder: Path) -> None:
     """Bias leaves few tokens to choose from, so that texts repeat themselves and some guesses are right."""
     few = tuple((token, 1000.0) for token in range(10, 13))
     ways = [SamplingParams(logit_bias=few), replace(WARM, logit_bias=few)]
-    plain, guessing = RealWorld(folder), RealWorld(folder, drafter=Drafter())
+    plain, guessing = RealWorld(folder), RealWorld(folder, drafter=Drafter(Lookups()))
     for world in (plain, guessing):
         for number, sampling in enumerate(ways):
             world.ask_for(number, prompt(4, 20), 24, sampling=sampling)

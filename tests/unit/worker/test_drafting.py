@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.records import FinishReason, SamplingParams
 from tests.support.scheduling import SAMPLED, World, submission
-from worker.core.drafting import FIRST_REACH, MOST_REACH, STEP_ROWS, Drafter, Lookup
+from worker.core.drafting import FIRST_REACH, MOST_REACH, STEP_ROWS, Drafter, Lookup, Lookups
 
 FEW: dict[str, Any] = {"vocab_size": 3}
 """Of three tokens, each pair has stood somewhere: there is always a guess, and one in three is right."""
@@ -33,7 +33,7 @@ def test_a_guess_is_what_followed_the_newest_tokens_where_they_stood_last(parts:
 
 
 def world(**fields: Any) -> World:
-    return World(drafter=Drafter(), **(FEW | fields))
+    return World(drafter=Drafter(Lookups()), **(FEW | fields))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -95,7 +95,9 @@ def test_a_stop_token_among_right_guesses_ends_the_text_there() -> None:
 
 
 def test_whoever_guesses_well_guesses_further() -> None:
-    served = World(drafter=Drafter(), block_size=64, num_blocks=8, model=lambda tokens, *_: (tokens[-1] + 1) % 5)
+    served = World(
+        drafter=Drafter(Lookups()), block_size=64, num_blocks=8, model=lambda tokens, *_: (tokens[-1] + 1) % 5
+    )
     served.submit(submission(1, [0, 1, 2, 3, 4, 0], 120))
     served.run()
 
@@ -107,7 +109,7 @@ def test_whoever_guesses_well_guesses_further() -> None:
 
 def test_whoever_guesses_badly_guesses_less() -> None:
     """The text alternates between a pair that has stood before and a token that is new."""
-    served = World(drafter=Drafter(), block_size=64, num_blocks=8, model=_pair_and_a_new_one)
+    served = World(drafter=Drafter(Lookups()), block_size=64, num_blocks=8, model=_pair_and_a_new_one)
     served.submit(submission(1, [0, 1, 5], 90))
     served.run()
 

@@ -58,3 +58,14 @@ def test_a_deterministic_worker_does_not_guess(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OCTAVO_DETERMINISTIC", "true")
     with pytest.raises(ValidationError, match="speculate is ngram and deterministic is true"):
         WorkerSettings()
+
+
+def test_a_draft_model_is_named_where_one_guesses_and_nowhere_else(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OCTAVO_SPECULATE", "model")
+    with pytest.raises(ValidationError, match="speculate is model and draft_model None"):
+        WorkerSettings()
+    monkeypatch.setenv("OCTAVO_DRAFT_MODEL", "smollm2")
+    assert WorkerSettings().draft_model == "smollm2"
+    monkeypatch.setenv("OCTAVO_SPECULATE", "ngram")
+    with pytest.raises(ValidationError, match="speculate is ngram and draft_model smollm2"):
+        WorkerSettings()
