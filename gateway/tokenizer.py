@@ -66,9 +66,8 @@ class Tokenizer:
         They are used where both ways decode to the very same text. A tokenizer that puts a space before whatever it is
         given may not stand between an answer and what follows it; then nothing counts as remembered.
         """
-        plain = self._encode(text, add_special_tokens=add_special_tokens)
         if not answers:
-            return plain
+            return self._encode(text, add_special_tokens=add_special_tokens)
         exact: list[int] = []
         at = 0
         for answer in answers:
@@ -76,8 +75,16 @@ class Tokenizer:
             exact += answer.tokens
             at = answer.end
         exact += self._encode(text[at:], add_special_tokens=False)
+        before = self._encode("", add_special_tokens=add_special_tokens)
+        if self._spelt(exact) == self._spelt(before) + text.encode():
+            return tuple(exact)
+        plain = self._encode(text, add_special_tokens=add_special_tokens)
         same = self.decode(exact, special_tokens=True) == self.decode(plain, special_tokens=True)
-        return tuple(exact) if same else plain
+        return tuple(exact) if same else plain  # the decoder may say less than the tokens spell, such as a first space
+
+    def _spelt(self, tokens: Sequence[int]) -> bytes:
+        """What tokens stand for, one by one, special ones for their names."""
+        return b"".join(map(self.piece, tokens))
 
     def covered(self, prompt: Sequence[int], tokens: Sequence[int], text: str) -> tuple[int, int]:
         """How much of a text its tokens stand for exactly that were generated after `prompt`, as (tokens, characters).

@@ -11,6 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from deploy.process import LOOPBACK, Process, StartFailed, log_event
 from gateway.client import AsyncClient
@@ -112,6 +114,19 @@ async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFlee
         ):
             await until_ready(process)
             yield fleet, redis, process, client
+
+
+async def test_health_and_reflection_tell_of_both_services(tmp_path: Path) -> None:
+    names = ("octavo.v1.Inference", "inference.GRPCInferenceService")
+    async with everything(tmp_path) as (_, _, process, _), open_channel(process.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        told = [await health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10) for name in names]
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        listed = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=10)
+        services = {service.name for service in (await listed.read()).list_services_response.service}
+
+    assert [reply.status for reply in told] == [health_pb2.HealthCheckResponse.SERVING] * 2
+    assert services >= {*names}
 
 
 async def test_it_reads_its_environment_serves_and_follows_the_index_in_redis(tmp_path: Path) -> None:
