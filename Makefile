@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint kernels test-compose bench clean
+.PHONY: help setup demo test lint kernels test-compose test-load bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +26,7 @@ demo: $(VENV)/stamp-local  ## start a small model and watch a prompt being remem
 
 test: setup  ## run the tests (all but those that start containers)
 	$(BIN)/octavo model fetch
-	$(BIN)/pytest -m "not compose"
+	$(BIN)/pytest -m "not compose and not load"
 
 lint: setup  ## check style, types, imports and generated code
 	$(BIN)/ruff check .
@@ -41,12 +41,21 @@ kernels: setup  ## compile the GPU kernels for every target, without a GPU, and 
 test-compose: setup  ## run the containers for real, with a Docker engine
 	PYTHON=$(CURDIR)/$(BIN)/python tests/support/docker/with-engine.sh $(BIN)/pytest -m compose tests/e2e
 
+test-load: setup .venv-load/bin/guidellm  ## put a public load generator before the HTTP API
+	$(BIN)/octavo model fetch
+	GUIDELLM=$(CURDIR)/.venv-load/bin/guidellm $(BIN)/pytest -m load tests/e2e
+
+# In an environment of its own: what it depends on is none of ours.
+.venv-load/bin/guidellm: | $(BIN)/python
+	$(BIN)/python -m venv .venv-load
+	.venv-load/bin/pip install --quiet --disable-pip-version-check guidellm==0.8.1 torch==2.13.0
+
 bench: setup  ## measure, one JSON object a line
 	@for name in memory ledger eviction routing control_plane recovery kernels sampling engine serving http_events; do \
 		$(BIN)/python -m bench.$$name; done
 
 clean:  ## remove .venv and what tools and builds left
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-load build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are newer than the pins they were installed from. `dev` has all that `local` has.
