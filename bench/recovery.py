@@ -74,7 +74,7 @@ class KnownTokens:
         """Put through the model otherwise than one by one."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """See worker.engine.StepRunner."""
+        """See worker.model_thread.StepRunner."""
         time.sleep(STEP_SECONDS)
         self.prefilled_tokens += sum(len(chunk.tokens) for chunk in plan.chunks if len(chunk.tokens) > 1)
         return StepResult(

@@ -21,14 +21,14 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from octavo.errors import Draining, OctavoError
 from octavo.records import Grant, Refusal, Registration, StepReport, Submission
 from worker.attendance import Attendance, InventoryRefused, ManagerLost
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey
-from worker.core.step import StepPlan, StepResult
+from worker.core.step import StepResult
+from worker.model_thread import ModelThread, StepCounts, StepRunner
 from worker.outbox import Outbox
 
 log = logging.getLogger("octavo.worker.engine")
@@ -38,29 +38,13 @@ FLUSH_SECONDS = 1.0
 
 
 @dataclass(slots=True)
-class EngineCounts:
+class EngineCounts(StepCounts):
     """Since the process started."""
 
-    steps: int = 0
-    """Forward passes begun."""
-    computed_tokens: int = 0
-    """Put through the model."""
-    failed_steps: int = 0
-    """That raised."""
     lost_managers: int = 0
     """Times that the cache manager was away, or ended the epoch; tries to come back not counted."""
-    step_seconds: float = 0.0
-    """In which a step ran."""
     wait_seconds: float = 0.0
-    """In which none did, though there was work, since an answer of the cache manager was not there yet."""
-
-
-class StepRunner(Protocol):
-    """The model on its pool."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step; called from one thread at a time."""
-        ...
+    """In which no step ran, though there was work, since an answer of the cache manager was not there yet."""
 
 
 class Engine:
@@ -77,14 +61,13 @@ class Engine:
         overlap: bool = True,
     ) -> None:
         """`set_ready` is told whether new requests are welcome. Without `overlap` steps and exchanges take turns."""
+        self.counts = EngineCounts()
         self._scheduler = scheduler
-        self._runner = runner
+        self._model = ModelThread(runner, self.counts, self._look)
         self._attendance = attendance
         self._set_ready = set_ready
         self._max_unread_reports = max_unread_reports
         self._overlap = overlap
-        self._step: asyncio.Future[StepResult] | None = None
-        self._step_began = 0.0
         self._exchange: asyncio.Task[Grant] | None = None
         self._unpublished: list[dict[GatewayKey, StepReport]] = []
         self._outboxes: dict[GatewayKey, Outbox] = {}
@@ -92,7 +75,6 @@ class Engine:
         self._woken = asyncio.Event()
         self._at_rest = asyncio.Event()
         self._draining = False
-        self.counts = EngineCounts()
 
     # ---- what the servicer calls -----------------------------------------------------------------------------
 
@@ -182,7 +164,7 @@ class Engine:
         """Find a manager; meanwhile, go on with what needs none."""
         while True:
             joining = asyncio.create_task(self._attendance.join(registration, self._scheduler, self._wake))
-            joining.add_done_callback(self._look)
+            joining.add_done_callback(lambda _: self._look())
             try:
                 while not joining.done():
                     await self._turn_alone()
@@ -212,17 +194,16 @@ class Engine:
 
     async def _start_over(self) -> None:
         """The books are lost, and with them what stands in the pool."""
-        if self._step is not None:
-            await asyncio.wait({self._step})
-            await self._end_step()
+        await self._model.until_over()
+        await self._end_step()
         self._scheduler.preempt_all()
 
     async def _leave_nothing_running(self) -> None:
         """However the loop ends, its thread has ended before."""
         if self._exchange is not None:
             self._exchange.cancel()
-        if running := {future for future in (self._step, self._exchange) if future is not None}:
-            await asyncio.wait(running)
+            await asyncio.gather(self._exchange, return_exceptions=True)
+        await self._model.until_over()
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -245,47 +226,35 @@ class Engine:
 
     def _begin_step(self) -> None:
         """Let the model run, if it does not, and somebody has room for a step."""
-        if self._step is not None or (self._exchange is not None and not self._overlap):
+        if self._model.is_busy or (self._exchange is not None and not self._overlap):
             return
         plan = self._scheduler.plan_step()
-        if not plan.chunks:
-            return
-        self.counts.steps += 1
-        self.counts.computed_tokens += sum(len(chunk.tokens) for chunk in plan.chunks)
-        loop = asyncio.get_running_loop()
-        self._step_began = loop.time()
-        self._step = loop.run_in_executor(None, self._runner.execute, plan)
-        self._step.add_done_callback(self._look)
+        if plan.chunks:
+            self._model.begin(plan)
 
     async def _end_step(self) -> None:
         """Take in what the step has said, if it is over."""
-        step = self._step
-        if step is None or not step.done():
-            return
-        if step.exception() is not None and self._exchange is not None:
+        if self._model.has_failed and self._exchange is not None:
             await asyncio.wait({self._exchange})  # whoever it brings in is to start anew with all others
             self._take_grant()
-        self._step = None
-        self.counts.step_seconds += asyncio.get_running_loop().time() - self._step_began
-        self._unpublished.append(self._outcome(step))
+        if self._model.is_over:
+            self._unpublished.append(self._outcome(self._model.end()))
 
-    def _outcome(self, step: asyncio.Future[StepResult]) -> dict[GatewayKey, StepReport]:
-        failure = step.exception()
-        if failure is None:
-            return self._scheduler.apply(step.result())
-        self.counts.failed_steps += 1
-        log.error("step_failed", exc_info=failure)
-        return self._scheduler.step_failed(OctavoError(f"{type(failure).__name__} in the worker; see its log"))
+    def _outcome(self, outcome: StepResult | BaseException) -> dict[GatewayKey, StepReport]:
+        if isinstance(outcome, StepResult):
+            return self._scheduler.apply(outcome)
+        log.error("step_failed", exc_info=outcome)
+        return self._scheduler.step_failed(OctavoError(f"{type(outcome).__name__} in the worker; see its log"))
 
     def _ask(self) -> None:
         """Begin an exchange, if none is under way and there is reason for one."""
         renew = self._attendance.renewal_in == 0
-        if self._exchange is not None or (self._step is not None and not self._overlap and not renew):
+        if self._exchange is not None or (self._model.is_busy and not self._overlap and not renew):
             return
         exchange = self._scheduler.ask(self._attendance.epoch, self._attendance.step + 1, renew=renew)
         if exchange is not None:
             self._exchange = asyncio.create_task(self._attendance.exchange(exchange))
-            self._exchange.add_done_callback(self._look)
+            self._exchange.add_done_callback(lambda _: self._look())
 
     def _take_grant(self) -> None:
         """Follow the grant, if it is there. Raises ManagerLost if there is none to come."""
@@ -296,10 +265,10 @@ class Engine:
 
     async def _wait(self) -> None:
         """Until a step or an exchange is over, somebody calls, or the lease wants to be renewed."""
-        idle = self._step is None and not self._scheduler.has_news
-        if idle and self._exchange is None:
+        idle = not self._model.is_busy
+        if idle and self._exchange is None and not self._scheduler.has_news:
             self._at_rest.set()
-        waits_for_grant = self._step is None and self._exchange is not None and self._scheduler.busy
+        waits_for_grant = idle and self._exchange is not None and self._scheduler.busy
         began = asyncio.get_running_loop().time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._attendance.renewal_in if self._exchange is None else None):
@@ -307,7 +276,7 @@ class Engine:
         if waits_for_grant:
             self.counts.wait_seconds += asyncio.get_running_loop().time() - began
 
-    def _look(self, _: object) -> None:
+    def _look(self) -> None:
         """Something is over."""
         self._woken.set()
 

@@ -23,7 +23,8 @@ from tests.support.scheduling import Gateways
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient, CacheClient
 from worker.core.scheduler import Scheduler
-from worker.engine import Engine, StepRunner
+from worker.engine import Engine
+from worker.model_thread import StepRunner
 from worker.servicer import WorkerServicer
 
 WORKER_ID = WorkerId("w")
