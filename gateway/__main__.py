@@ -5,6 +5,7 @@ import logging
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import aclosing
 
 from gateway.bounds import Bounds
@@ -19,6 +20,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.open_inference_servicer import SERVICE_NAME as OPEN_INFERENCE
 from gateway.open_inference_servicer import OpenInferenceServicer
 from gateway.prefix_lookup import RedisLookup
+from gateway.public_prefixes import PublicPrefix, as_read_by, read_public_prefixes
 from gateway.servicer import SERVICE_NAME, InferenceServicer
 from gateway.settings import GatewaySettings
 from gateway.tenancy import Tenancy
@@ -107,19 +109,22 @@ def http_doors_of(config: GatewaySettings, gateway: Gateway) -> list[HttpServer]
 
 def models_of(config: GatewaySettings) -> list[ServedModel]:
     """The models whose words this gateway knows. Raises ValueError where two have one name."""
-    served = [_served(models.find(model, config.models_dir)) for model in config.model]
+    public = () if config.public_prefixes_file is None else read_public_prefixes(config.public_prefixes_file)
+    served = [_served(models.find(model, config.models_dir), public) for model in config.model]
     for name, count in Counter(model.name for model in served).items():
         if count > 1:
             raise ValueError(f"model: {count} of {len(served)} are called {name}, wanted 1")
     return served
 
 
-def _served(folder: models.ModelFolder) -> ServedModel:
+def _served(folder: models.ModelFolder, public: Iterable[PublicPrefix]) -> ServedModel:
+    tokenizer = Tokenizer(folder.path, folder.name)
     return ServedModel(
         name=folder.name,
-        tokenizer=Tokenizer(folder.path, folder.name),
+        tokenizer=tokenizer,
         tokenizer_digest=folder.tokenizer_digest,
         stop_tokens=frozenset(folder.eos_token_ids),
+        public_prefixes=as_read_by(tokenizer, folder.name, public),
     )
 
 

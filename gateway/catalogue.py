@@ -27,6 +27,8 @@ class ServedModel:
     """32 bytes."""
     stop_tokens: frozenset[int]
     """Tokens that end a text."""
+    public_prefixes: tuple[tuple[int, ...], ...] = ()
+    """Beginnings of prompts that are nobody's secret."""
 
 
 @dataclass(frozen=True, slots=True)

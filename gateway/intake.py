@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.account import Account
 from gateway.core.admission import output_budget
+from gateway.core.public_part import public_tokens
 from gateway.core.request import (
     ChatPrompt,
     Generation,
@@ -108,7 +109,7 @@ class Intake:
                 samples=request.made_samples,
                 sampling=self._sampling_of(request),
                 stop_tokens=_stop_tokens(request, model),
-                scope=Scope(salt=account.salt(request.cache_salt)),
+                scope=_scope_of(prompt, account.salt(request.cache_salt), model),
                 tenant=account.tag,
                 retain_seconds=request.retain_seconds,
                 min_tokens=request.min_tokens,
@@ -172,6 +173,10 @@ class Intake:
             frequency_penalty=request.frequency_penalty,
             logit_bias=tuple(sorted(request.logit_bias.items())),
         )
+
+
+def _scope_of(prompt: Sequence[int], salt: bytes, model: ServedModel) -> Scope:
+    return Scope(salt=salt, public_tokens=public_tokens(prompt, model.public_prefixes)) if salt else Scope()
 
 
 def _stop_tokens(request: Generation, model: ServedModel) -> frozenset[int]:

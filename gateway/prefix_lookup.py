@@ -99,7 +99,8 @@ def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo])
         root, block_size = worker.chain_root(scope), worker.pool.block_size
         if root not in members:
             candidates = prompt[: hit_candidates(len(prompt), block_size) * block_size]
-            members[root] = b"".join(index_member(each) for each in block_hashes(root.hash(), candidates, block_size))
+            hashes = block_hashes(root.hash(), candidates, block_size, scope.seam(block_size))
+            members[root] = b"".join(map(index_member, hashes))
         if members[root]:
             queries.append(
                 _Query(worker.worker_id, index_key(worker.worker_id, worker.epoch), members[root], block_size)

@@ -39,6 +39,11 @@ class GatewaySettings(ServiceSettings):
     tenants_file: Folder | None = Field(
         default=None, description="who may ask, by their API keys (octavo.tenants); unset: anybody"
     )
+    public_prefixes_file: Folder | None = Field(
+        default=None,
+        description="beginnings of prompts that tenants share although their blocks are kept apart "
+        "(gateway.public_prefixes); unset: none",
+    )
     salt_secret: SecretStr = Field(
         default=SecretStr(""),
         description="goes into every salt, so that nobody without it can tell a prompt by the hashes of its blocks; "

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from octavo.ids import BlockHash
 
@@ -62,6 +63,27 @@ class ChainRoot:
         return BlockHash(digest_of(_VERSION, *fields))
 
 
+_NO_TOKEN = b"\xff" * TOKEN_BYTES
+
+
+class Seam(NamedTuple):
+    """Where a chain that everybody shares becomes a tenant's own: the salt stands before the tokens of that block."""
+
+    block: int
+    """Its index; -1: nowhere."""
+    salt: bytes
+
+    def joined(self, block: int, tokens: bytes) -> bytes:
+        """What a block holds as far as its hash is concerned: its tokens; at the seam, the salt before them.
+
+        Behind what is no token, so that a private block begins like no other block, whatever its salt.
+        """
+        return _NO_TOKEN + self.salt + tokens if block == self.block else tokens
+
+
+NO_SEAM = Seam(-1, b"")
+
+
 def digest_of(*fields: bytes) -> bytes:
     """sha256 of the fields, each behind its length (u64), so that no two lists of fields run together."""
     state = sha256()
@@ -94,14 +116,14 @@ def next_hash(parent: bytes, block_tokens: bytes) -> BlockHash:
     return sha256(parent + block_tokens).digest()  # pyright: ignore[reportReturnType]  # a call of BlockHash is not free
 
 
-def block_hashes(root: BlockHash, tokens: Sequence[int], block_size: int) -> list[BlockHash]:
+def block_hashes(root: BlockHash, tokens: Sequence[int], block_size: int, seam: Seam = NO_SEAM) -> list[BlockHash]:
     """Hashes of all full blocks of `tokens`, in order."""
     raw = token_bytes(tokens)
     width = TOKEN_BYTES * block_size
     hashes: list[BlockHash] = []
     parent = root
     for start in range(0, len(raw) - width + 1, width):
-        parent = next_hash(parent, raw[start : start + width])
+        parent = next_hash(parent, seam.joined(len(hashes), raw[start : start + width]))
         hashes.append(parent)
     return hashes
 

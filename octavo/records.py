@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from octavo.errors import OctavoError
-from octavo.hashing import ChainRoot
+from octavo.hashing import NO_SEAM, ChainRoot, Seam
 from octavo.ids import (
     NEVER_RESET,
     NO_EPOCH,
@@ -51,6 +51,18 @@ class Scope:
     """Of the adapter's weights, 32 bytes. Its name is no part of this: it may be loaded anew under the same one."""
     media: tuple[Media, ...] = ()
     """By position."""
+    public_tokens: int = 0
+    """So many leading tokens anybody may know: their full blocks are found by everybody, whatever the salt."""
+
+    def agrees_with(self, other: "Scope") -> bool:
+        """Whether equal tokens are equal blocks in both. How many of them are public follows from the tokens."""
+        mine, theirs = (self.salt, self.adapter_digest, self.media), (other.salt, other.adapter_digest, other.media)
+        return mine == theirs
+
+    def seam(self, block_size: int) -> Seam:
+        """Where hash chains of this scope become private, if not at their roots."""
+        block = self.public_tokens // block_size
+        return Seam(block, self.salt) if block and self.salt else NO_SEAM
 
 
 PLAIN = Scope()
@@ -92,7 +104,7 @@ class PoolSpec:
             block_size=self.block_size,
             adapter_digest=scope.adapter_digest,
             media=tuple((media.position, media.digest) for media in scope.media),
-            salt=scope.salt,
+            salt=scope.salt if scope.seam(self.block_size) is NO_SEAM else b"",
             cache_epoch=cache_epoch,
         )
 
@@ -180,6 +192,8 @@ class HeldSequence:
     tenant: TenantTag = NOBODY
     retain_seconds: int = 0
     """This and the tenant as it was attached with."""
+    seam: Seam = NO_SEAM
+    """Of the scope that it was attached with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from typing import Any, TypeVar, cast
 
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES, TOKEN_BYTES
+from octavo.hashing import HASH_BYTES, NO_SEAM, TENANT_TAG_BYTES, TOKEN_BYTES, Seam
 from octavo.ids import BlockHash, BlockId, CacheEpoch, Epoch, Incarnation, SequenceId, TenantTag, WorkerId
 from octavo.records import (
     PLAIN,
@@ -356,6 +356,7 @@ def prompt_to_explain_to_wire(
         salt=scope.salt,
         adapter_digest=scope.adapter_digest,
         media=_media_messages(scope),
+        public_tokens=scope.public_tokens,
     )
 
 
@@ -444,6 +445,8 @@ def inventory_to_wire(inventory: Inventory) -> cache_manager_v1.Inventory:
                 forgotten=held.forgotten,
                 tenant=held.tenant,
                 retain_seconds=held.retain_seconds,
+                seam_block=max(0, held.seam.block),
+                seam_salt=held.seam.salt,
             )
             for held in inventory.sequences
         ],
@@ -466,7 +469,17 @@ def _held_from_wire(message: cache_manager_v1.HeldSequence) -> HeldSequence:
         forgotten=message.forgotten,
         tenant=_tenant_from_wire("inventory.sequences", message),
         retain_seconds=message.retain_seconds,
+        seam=_seam_from_wire("inventory.sequences", message.seam_block, message.seam_salt),
     )
+
+
+def _seam_from_wire(path: str, block: int, salt: bytes) -> Seam:
+    if not block and not salt:
+        return NO_SEAM
+    if not block or len(salt) != HASH_BYTES:
+        wanted = HASH_BYTES if block else 0
+        raise InvalidRequest(f"{path}.seam_salt: {len(salt)} bytes with seam_block {block}, wanted {wanted}")
+    return Seam(block, salt)
 
 
 def root_from_wire(field: str, root: bytes) -> BlockHash:
@@ -510,6 +523,7 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
                 retain_seconds=attach.retain_seconds,
                 adapter_digest=attach.scope.adapter_digest,
                 media=_media_messages(attach.scope),
+                public_tokens=attach.scope.public_tokens,
             )
             for attach in exchange.attaches
         ],
@@ -575,12 +589,13 @@ def _scope_from_wire(
 ) -> Scope:
     """The fields of a scope, which lie side by side in the messages that have one. `path` is what leads to them."""
     salt, adapter = message.salt, message.adapter_digest
-    if not (salt or adapter or message.media):
+    if not (salt or adapter or message.media or message.public_tokens):
         return PLAIN
     return Scope(
         salt=_absent_or_whole(f"{path}.salt", salt, HASH_BYTES),
         adapter_digest=_absent_or_whole(f"{path}.adapter_digest", adapter, HASH_BYTES),
         media=_media_from_wire(f"{path}.media", message.media),
+        public_tokens=message.public_tokens,
     )
 
 
@@ -721,6 +736,7 @@ def submission_to_wire(submission: Submission) -> worker_v1.Submit:
         retain_seconds=submission.retain_seconds,
         adapter_digest=submission.scope.adapter_digest,
         media=_media_messages(submission.scope),
+        public_tokens=submission.scope.public_tokens,
         priority=submission.priority,
         first_sample=submission.first_sample,
         carried_tokens=submission.carried_tokens,

@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass
 
 from octavo.errors import UnknownSequence
-from octavo.hashing import TOKEN_BYTES, token_bytes
+from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, token_bytes
 from octavo.ids import NOBODY, BlockHash, BlockId, SequenceId, TenantTag
 
 
@@ -43,6 +43,8 @@ class BlockTable:
     """On whose account it publishes."""
     retain_seconds: int = 0
     """For so long after its end its published blocks are to be retained."""
+    seam: Seam = NO_SEAM
+    """Where its hash chain becomes private, if not at its root."""
 
     @property
     def length(self) -> int:
@@ -63,11 +65,19 @@ class BlockTable:
         """What stands before a block in the hash chain: another block, or the root."""
         return self.blocks[index - 1] if index else self.root
 
+    def root_of(self, index: int) -> BlockHash:
+        """What sets the part of the chain apart in which a block lies: the root, or from the seam on the salt."""
+        return BlockHash(self.seam.salt) if 0 <= self.seam.block <= index else self.root
+
     def block_tokens(self, first: int, end: int) -> list[bytes]:
         """Tokens of the full blocks [first, end), each as it is hashed and compared."""
         raw = token_bytes(self.tokens[first * self.block_size : end * self.block_size])
         width = TOKEN_BYTES * self.block_size
-        return [raw[start : start + width] for start in range(0, len(raw), width)]
+        blocks = [raw[start : start + width] for start in range(0, len(raw), width)]
+        if first <= self.seam.block < end:
+            at = self.seam.block - first
+            blocks[at] = self.seam.joined(self.seam.block, blocks[at])
+        return blocks
 
     def missing(self, end: int) -> int:
         """Blocks to add before position `end - 1` has a place."""
@@ -88,6 +98,7 @@ class BlockTable:
             aliased=used,
             tenant=self.tenant,
             retain_seconds=self.retain_seconds,
+            seam=self.seam,
         )
 
     def forget(self) -> None:

@@ -9,7 +9,7 @@ from cache_manager.core.branches import Parent
 from cache_manager.core.partial_hits import PartialHits
 from cache_manager.core.prefix_index import PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
-from octavo.hashing import TOKEN_BYTES, hit_candidates
+from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, hit_candidates
 from octavo.ids import BlockHash, BlockId, Epoch
 from octavo.records import HitEnd, PromptExplanation
 
@@ -23,25 +23,25 @@ class Explainer:
         self._flights = flights
         self._partial_hits = partial_hits
 
-    def explain(self, root: BlockHash, prompt: bytes, block_size: int) -> PromptExplanation:
+    def explain(self, root: BlockHash, prompt: bytes, block_size: int, seam: Seam = NO_SEAM) -> PromptExplanation:
         """What the books hold of a prompt of at least one token, as it is hashed, whose chain begins at `root`."""
         limit = hit_candidates(len(prompt) // TOKEN_BYTES, block_size)
-        hits, missing = self._index.longest_prefix(root, prompt, limit)
+        hits, missing = self._index.longest_prefix(root, prompt, limit, seam)
         leader = self._flights.leader(missing) if missing is not None and len(hits) < limit else None
         if leader is not None:
             reused = len(hits) * block_size
             return PromptExplanation(
                 epoch=self._epoch, reused_tokens=reused, end=HitEnd.BEING_COMPUTED, position=reused, leader=leader
             )
-        return self._turned_away(hits[-1] if hits else root, prompt, hits, block_size)
+        return self._turned_away(hits[-1] if hits else root, prompt, hits, block_size, seam)
 
     def _turned_away(
-        self, parent: Parent, prompt: bytes, hits: Sequence[BlockId], block_size: int
+        self, parent: Parent, prompt: bytes, hits: Sequence[BlockId], block_size: int, seam: Seam
     ) -> PromptExplanation:
         """The same, where nobody computes the block after the hits, the last of which is `parent`."""
-        copied = self._partial_hits.find(parent, prompt, hits)
+        copied = self._partial_hits.find(parent, prompt, hits, seam)
         rest = self._partial_hits.rest_of_block(prompt, len(hits))
-        block, common = self._index.branches.closest(parent, rest) or (None, 0)
+        block, common = self._partial_hits.closest(parent, rest, len(hits), seam) or (None, 0)
         if common == len(rest) // TOKEN_BYTES:
             end = HitEnd.LAST_TOKEN
         else:

@@ -41,7 +41,7 @@ from cache_manager.core.single_flight import WaitFor
 from cache_manager.core.usage import PoolUsage, usage_of
 from octavo.block_record import claim
 from octavo.errors import PoolExhausted
-from octavo.hashing import hit_candidates, next_hash, token_bytes
+from octavo.hashing import NO_SEAM, hit_candidates, next_hash, token_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
 from octavo.records import (
     PLAIN,
@@ -319,7 +319,8 @@ class Ledger:
             InvalidRequest: no such prompt can be attached.
         """
         judge_prompt("the prompt", tokens, scope, self.spec, self._vocabulary)
-        return self._explainer.explain(self._root(scope), token_bytes(tokens), self.spec.block_size)
+        root, seam = self._root(scope), scope.seam(self.spec.block_size)
+        return self._explainer.explain(root, token_bytes(tokens), self.spec.block_size, seam)
 
     def audit(self) -> PoolAudit:
         """Count the blocks, and say what is wrong with the books if anything is."""
@@ -347,11 +348,13 @@ class Ledger:
     def _attach(self, attach: Attach) -> int | WaitFor:
         sequence, tokens, size = attach.sequence, attach.tokens, self.spec.block_size
         root, raw, limit = self._root(attach.scope), token_bytes(tokens), hit_candidates(len(tokens), size)
-        hits, missing = self._index.longest_prefix(root, raw, limit)
+        seam = attach.scope.seam(size)
+        hits, missing = self._index.longest_prefix(root, raw, limit, seam)
         reused = len(hits) * size
         committed = array("I", tokens[:reused])
         table = BlockTable(size, root, hits, committed, room=reused, published=len(hits))
-        table.tenant, table.retain_seconds = attach.tenant, attach.retain_seconds
+        table.tenant = attach.tenant if seam is NO_SEAM else NOBODY  # a chain is on one account: everybody's on none
+        table.retain_seconds, table.seam = attach.retain_seconds, seam
         if missing is not None and len(hits) < limit and (leader := self._flights.leader(missing)) is not None:
             self._stats.waits += 1
             return WaitFor(leader)
@@ -370,7 +373,7 @@ class Ledger:
 
     def _copy_partial_hit(self, table: BlockTable, tokens: Sequence[int], raw: bytes) -> int:
         """Give a new table a copy of a block that begins like its next one. Returns the tokens that this covers."""
-        hit = self._partial_hits.find(table.before(table.full_blocks), raw, table.blocks)
+        hit = self._partial_hits.find(table.before(table.full_blocks), raw, table.blocks, table.seam)
         if hit is None:
             return 0
         self._pool.share((hit.source,))  # a block was used; and what is copied must not be what is allocated
@@ -427,6 +430,8 @@ class Ledger:
 
     def _publish(self, sequence: SequenceId, table: BlockTable, full: int) -> None:
         """Publish the blocks up to `full`."""
+        if table.published < table.seam.block < full:
+            self._publish(sequence, table, table.seam.block)
         first = table.published
         blocks = table.blocks[first:full]
         settled = self._index.offer(blocks, table.before(first), table.block_tokens(first, full))
@@ -439,7 +444,7 @@ class Ledger:
             account = self._account_of(table, new)
             self._pool.publish(new, account)
             self._changes.published(self._index.hashes_of(new))
-            self._news.published(table.root, new, claim(account.tenant, table.retain_seconds))
+            self._news.published(table.root_of(first), new, claim(account.tenant, table.retain_seconds))
             self._stats.published_blocks += len(new)
 
     def _account_of(self, table: BlockTable, new: Sequence[BlockId]) -> Account:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from cache_manager.core.block_pool import BlockPool
 from cache_manager.core.branches import Parent
 from cache_manager.core.prefix_index import PrefixIndex
-from octavo.hashing import TOKEN_BYTES
+from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam
 from octavo.ids import BlockId
 
 DEFAULT_MIN_COPY_TOKENS = 4
@@ -43,7 +43,7 @@ class PartialHits:
         self._width = block_size * TOKEN_BYTES
         self._min_copy_tokens = min_copy_tokens
 
-    def find(self, parent: Parent, prompt: bytes, hits: Sequence[BlockId]) -> PartialHit | None:
+    def find(self, parent: Parent, prompt: bytes, hits: Sequence[BlockId], seam: Seam = NO_SEAM) -> PartialHit | None:
         """What to copy for the block after the hits of a prompt, the last of which is `parent`.
 
         `prompt` is all of it, as it is hashed. None when nothing begins alike for long enough, or when there is no
@@ -52,7 +52,7 @@ class PartialHits:
         rest = self.rest_of_block(prompt, len(hits))
         if not 0 < self._min_copy_tokens <= len(rest) // TOKEN_BYTES:
             return None
-        closest = self._index.branches.closest(parent, rest)
+        closest = self.closest(parent, rest, len(hits), seam)
         if closest is None:
             return None
         source, tokens = closest
@@ -60,6 +60,13 @@ class PartialHits:
             return None
         wanted = sum(self._pool.references(block) == 0 for block in (*hits, source))
         return PartialHit(source, tokens) if self._pool.num_available > wanted else None
+
+    def closest(self, parent: Parent, rest: bytes, block: int, seam: Seam) -> tuple[BlockId, int] | None:
+        """The published block that begins most like the rest of a prompt's block, and how many tokens they share.
+
+        At the seam there is none: a private block begins with a salt, and a part of it is not worth the care.
+        """
+        return None if block == seam.block else self._index.branches.closest(parent, rest)
 
     def rest_of_block(self, prompt: bytes, blocks: int) -> bytes:
         """The tokens of the block after the first `blocks`, without the prompt's last, which must be computed."""

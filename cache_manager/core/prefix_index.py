@@ -13,7 +13,7 @@ Invariants:
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cache_manager.core.branches import Branches, Parent, Place
-from octavo.hashing import TOKEN_BYTES
+from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam
 from octavo.ids import BlockHash, BlockId
 
 NextHash = Callable[[bytes, bytes], BlockHash]
@@ -63,12 +63,12 @@ class PrefixIndex:
         return None if parent is None else (parent, self._tokens[block])
 
     def places_of(self, blocks: Iterable[BlockId]) -> Iterator[tuple[BlockId, Parent, bytes]]:
-        """(block, what stands before it, its tokens) of those blocks that are published."""
-        parents, tokens = self._parents, self._tokens
+        """(block, what stands before it, its tokens without a salt) of those blocks that are published."""
+        parents, tokens, width = self._parents, self._tokens, self._block_bytes
         for block in blocks:
             parent = parents[block]
             if parent is not None:
-                yield block, parent, tokens[block]
+                yield block, parent, tokens[block][-width:]
 
     def block_before(self, block: BlockId) -> BlockId | None:
         """The parent of a published block; None for the first of a chain."""
@@ -80,30 +80,42 @@ class PrefixIndex:
         """Whether no block is published there."""
         return self.branches.find(*place) is None
 
-    def longest_prefix(self, root: BlockHash, tokens: bytes, limit: int) -> tuple[list[BlockId], Place | None]:
+    def longest_prefix(
+        self, root: BlockHash, tokens: bytes, limit: int, seam: Seam = NO_SEAM
+    ) -> tuple[list[BlockId], Place | None]:
         """Published blocks that hold the leading blocks of `tokens`, at most `limit` of them.
 
         Returns:
             These blocks, and the place of the block after them; None if the rest of the tokens fills none.
         """
-        width, held = self._block_bytes, self._tokens
-        find, after = self.branches.find, self.branches.after
+        width = self._block_bytes
         hits: list[BlockId] = []
-        parent: Parent = root
-        start = 0
-        block = find(root, tokens[:width]) if limit else None
+        self._follow(root, tokens, hits, limit if seam is NO_SEAM else min(limit, seam.block))
+        if len(hits) == seam.block < limit:
+            start = seam.block * width
+            private = self.branches.find(hits[-1], seam.joined(seam.block, tokens[start : start + width]))
+            if private is not None:
+                hits.append(private)
+                self._follow(private, tokens, hits, limit)
+        at = len(hits)
+        rest = tokens[at * width : (at + 1) * width]
+        return hits, (hits[-1] if hits else root, seam.joined(at, rest)) if len(rest) == width else None
+
+    def _follow(self, parent: Parent, tokens: bytes, hits: list[BlockId], limit: int) -> None:
+        """Add published blocks to `hits` that hold what follows these in `tokens`, until there are `limit` of them."""
+        width, held, after = self._block_bytes, self._tokens, self.branches.after
+        start = len(hits) * width
+        block = self.branches.find(parent, tokens[start : start + width]) if len(hits) < limit else None
         while block is not None:
             hits.append(block)
-            parent, start = block, start + width
             if len(hits) == limit:
-                break
+                return
+            start += width
             only = after[block]
             if isinstance(only, int):  # as nearly always
                 block = only if tokens.startswith(held[only], start) else None
             else:
                 block = None if only is None else only.find(tokens[start : start + width])
-        rest = tokens[start : start + width]
-        return hits, (parent, rest) if len(rest) == width else None
 
     def offer(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> list[BlockId]:
         """Publish full blocks that follow one another after `parent`, each unless its place is taken.

@@ -24,8 +24,8 @@ from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.prefix_index import NextHash
 from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
-from octavo.hashing import TOKEN_BYTES, next_hash, token_bytes, tokens_of_bytes
-from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId
+from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, next_hash, token_bytes, tokens_of_bytes
+from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId
 from octavo.records import MAX_RETAIN_SECONDS, HeldSequence, Inventory, PoolSpec
 
 BLOCKS_AT_ONCE = 512
@@ -132,10 +132,10 @@ class Restoration:
     # ---- what is published -----------------------------------------------------------------------------------
 
     def _chains(self) -> Iterator[list[BlockRecord]]:
-        """All records as `_parents_first`, in runs of blocks that follow one another, none too long for a step."""
+        """All records as `_parents_first`, in runs of one root that follow one another, none too long for a step."""
         chain: list[BlockRecord] = []
         for record in self._parents_first():
-            if chain and (record[1] != chain[-1][0] or len(chain) == BLOCKS_AT_ONCE):
+            if chain and (record[1:3] != (chain[-1][0], chain[-1][2]) or len(chain) == BLOCKS_AT_ONCE):
                 yield chain
                 chain = []
             chain.append(record)
@@ -155,14 +155,14 @@ class Restoration:
 
     def _publish(self, chain: Sequence[BlockRecord]) -> None:
         """Publish blocks that follow one another. They keep a reference until all tables have theirs."""
-        blocks, _, roots, tokens, tenants, retained = zip(*chain, strict=True)
-        field, root = "inventory.published", roots[0]
+        blocks, _, (root, *_), tokens, tenants, retained = zip(*chain, strict=True)
+        field = "inventory.published"
         self._require_tokens(field, b"".join(tokens))
         before = self._before(chain[0])
+        if isinstance(before, int) and self._roots[before] != root:
+            tokens = (Seam(0, root).joined(0, tokens[0]), *tokens[1:])  # from here on the chain is private
         settled = self._books.index.offer(blocks, before, tokens)
-        for block, known, own_root in zip(blocks, settled, roots, strict=True):
-            if own_root != root:
-                raise InvalidRequest(f"{field}: block {block} has root {own_root.hex()}, before it is {root.hex()}")
+        for block, known in zip(blocks, settled, strict=True):
             if known != block:
                 raise InvalidRequest(f"{field}: block {block} holds what block {known} holds")
         self._roots.update(dict.fromkeys(blocks, root))
@@ -189,10 +189,6 @@ class Restoration:
             return root
         if parent not in self._roots:
             raise InvalidRequest(f"inventory.published: block {block} follows block {parent}, which is not published")
-        if self._roots[parent] != root:
-            raise InvalidRequest(
-                f"inventory.published: block {block} has root {root.hex()}, before it is {self._roots[parent].hex()}"
-            )
         return parent
 
     # ---- who holds what --------------------------------------------------------------------------------------
@@ -209,8 +205,9 @@ class Restoration:
             room=held.room,
             published=0,
             forgotten=held.forgotten,
-            tenant=held.tenant,
+            tenant=held.tenant if held.seam is NO_SEAM else NOBODY,
             retain_seconds=min(held.retain_seconds, MAX_RETAIN_SECONDS),
+            seam=held.seam,
         )
         self._require_places(name, table)
         pool.share([block for block in table.blocks if pool.references(block)])
@@ -239,7 +236,7 @@ class Restoration:
         """
         raw, width = token_bytes(table.tokens), table.block_size * TOKEN_BYTES
         for index, block in zip(range(blocks_needed(table.length, table.block_size)), table.blocks, strict=False):
-            before, tokens = table.before(index), raw[index * width : (index + 1) * width]
+            before, tokens = table.before(index), table.seam.joined(index, raw[index * width : (index + 1) * width])
             known_before, known = self._place(block, (before, tokens))
             common = min(len(known), len(tokens))
             if known_before != before or known[:common] != tokens[:common]:

@@ -63,7 +63,7 @@ class SingleFlight:
         index, width = table.full_blocks, table.block_size * TOKEN_BYTES
         tokens = prompt[index * width : (index + 1) * width]
         if len(tokens) == width:
-            self._lead(sequence, (table.before(index), tokens))
+            self._lead(sequence, (table.before(index), table.seam.joined(index, tokens)))
         else:
             del self._prompts[sequence]
 

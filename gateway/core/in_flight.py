@@ -47,7 +47,8 @@ class PromptBlocks:
         """All full blocks."""
         root = worker.chain_root(self._scope)
         if root not in self._chains:
-            self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, worker.pool.block_size))
+            size = worker.pool.block_size
+            self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, size, self._scope.seam(size)))
         return self._chains[root]
 
     def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Iterable[Sent]) -> Hit:

@@ -200,6 +200,8 @@ class HeldSequence(_message.Message):
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
+    SEAM_BLOCK_FIELD_NUMBER: _builtins.int
+    SEAM_SALT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     root: _builtins.bytes
     """32 bytes of Grant.roots; a child's are its parent's"""
@@ -216,6 +218,9 @@ class HeldSequence(_message.Message):
     tenant: _builtins.bytes
     """this and what follows: see Attach"""
     retain_seconds: _builtins.int
+    seam_block: _builtins.int
+    """the block before whose tokens the salt stands in its hash chain; 0: none, it is in the root"""
+    seam_salt: _builtins.bytes
     def __init__(
         self,
         *,
@@ -228,10 +233,12 @@ class HeldSequence(_message.Message):
         forgotten: _builtins.bool = ...,
         tenant: _builtins.bytes = ...,
         retain_seconds: _builtins.int = ...,
+        seam_block: _builtins.int = ...,
+        seam_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "forgotten", b"forgotten", "retain_seconds", b"retain_seconds", "room", b"room", "root", b"root", "sequence", b"sequence", "table", b"table", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "forgotten", b"forgotten", "retain_seconds", b"retain_seconds", "room", b"room", "root", b"root", "seam_block", b"seam_block", "seam_salt", b"seam_salt", "sequence", b"sequence", "table", b"table", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,6 +372,7 @@ class Attach(_message.Message):
     RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    PUBLIC_TOKENS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     tokens: _builtins.bytes
     """u32: all known tokens of the sequence"""
@@ -376,6 +384,8 @@ class Attach(_message.Message):
     """after the sequence's end, how long its blocks are to be retained; at most 604800"""
     adapter_digest: _builtins.bytes
     """empty, or 32 bytes: the adapter that the model runs with"""
+    public_tokens: _builtins.int
+    """so many leading tokens anybody may know: their full blocks are found whatever the salt"""
     @_builtins.property
     def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]:
         """by position"""
@@ -390,10 +400,11 @@ class Attach(_message.Message):
         retain_seconds: _builtins.int = ...,
         adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
+        public_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "retain_seconds", b"retain_seconds", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "public_tokens", b"public_tokens", "retain_seconds", b"retain_seconds", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -677,12 +688,14 @@ class ExplainPromptRequest(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    PUBLIC_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     tokens: _builtins.bytes
     """u32"""
     salt: _builtins.bytes
     """with the rest as in Attach"""
     adapter_digest: _builtins.bytes
+    public_tokens: _builtins.int
     @_builtins.property
     def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]: ...
     def __init__(
@@ -693,10 +706,11 @@ class ExplainPromptRequest(_message.Message):
         salt: _builtins.bytes = ...,
         adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
+        public_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "salt", b"salt", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "public_tokens", b"public_tokens", "salt", b"salt", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

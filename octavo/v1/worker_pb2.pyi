@@ -89,6 +89,7 @@ class Submit(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     BEAM_FIELD_NUMBER: _builtins.int
+    PUBLIC_TOKENS_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """the gateway's number, unique on this stream"""
     prompt: _builtins.bytes
@@ -116,6 +117,8 @@ class Submit(_message.Message):
     """unset: none; else that of each output token, and so many of the likeliest"""
     prompt_logprobs: _builtins.int
     """likewise for the prompt's tokens from the second on"""
+    public_tokens: _builtins.int
+    """see Attach"""
     @_builtins.property
     def sampling(self) -> _types_pb2.SamplingParams: ...
     @_builtins.property
@@ -145,10 +148,11 @@ class Submit(_message.Message):
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         beam: _types_pb2.BeamSearch | None = ...,
+        public_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "beam", b"beam", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "adapter_digest", b"adapter_digest", "beam", b"beam", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "adapter_digest", b"adapter_digest", "beam", b"beam", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "public_tokens", b"public_tokens", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

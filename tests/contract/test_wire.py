@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from octavo import records, wire
 from octavo.block_record import split_records
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.hashing import HASH_BYTES
+from octavo.hashing import HASH_BYTES, NO_SEAM, Seam
 from octavo.ids import BlockId
 from octavo.status import STATUS_OF
 from octavo.v1 import cache_manager_pb2 as manager_v1
@@ -41,6 +41,7 @@ def record(cls: type, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any
 scopes = record(
     records.Scope,
     salt=st.just(b"") | digests,
+    public_tokens=u32,
     adapter_digest=st.just(b"") | digests,
     media=several(st.builds(records.Media, u32, digests)),
 )
@@ -122,6 +123,7 @@ inventories = record(
             forgotten=st.booleans(),
             tenant=tenants,
             retain_seconds=u32,
+            seam=st.just(NO_SEAM) | st.builds(Seam, st.integers(1, 2**32 - 1), digests),
         )
     ),
 )
@@ -410,6 +412,11 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (wire.grant_from_wire, manager_v1.Grant(unmet=BYTES), "grant.unmet: 5 bytes"),
     (wire.grant_from_wire, manager_v1.Grant(evicted=BYTES), "grant.evicted: 5 bytes"),
     (wire.grant_from_wire, manager_v1.Grant(roots=BYTES), "grant.roots: 5 bytes, wanted a multiple of 32"),
+    (
+        in_inventory,
+        manager_v1.HeldSequence(root=bytes(32), seam_block=2, seam_salt=BYTES),
+        "inventory.sequences.seam_salt: 5 bytes with seam_block 2, wanted 32",
+    ),
     (in_inventory, manager_v1.HeldSequence(root=BYTES), "inventory.sequences.root: 5 bytes, wanted 32"),
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), tokens=BYTES), "inventory.sequences.tokens: 5 bytes"),
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), table=BYTES), "inventory.sequences.table: 5 bytes"),

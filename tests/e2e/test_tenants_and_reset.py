@@ -1,6 +1,7 @@
 """Two tenants on one worker, and a reset under their hands, through the whole stack."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
@@ -16,21 +17,27 @@ from octavo.errors import Unauthenticated
 from octavo.status import translated
 from octavo.tenants import Tenant
 from octavo.v1 import cache_manager_pb2 as manager_v1
-from tests.support.cluster import SETTLE_SECONDS, Client, greedy, prose, smollm2
+from tests.support.cluster import SETTLE_SECONDS, Client, greedy, prose, smollm2, tokenizer
 from tests.support.tenants import write_tenants
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
 KEYS = {"xavier": "octavo-key-of-xavier", "yvonne": "octavo-key-of-yvonne"}
 SECRET, CACHE_SALT = "the operator's secret", "a salt of xavier's own"
+PUBLIC_AT, PUBLIC_TOKENS = 700, 40
+"""Where a text begins in the prose that anybody may know, and its length: two blocks and a half."""
 SHARED = 64
 """Tokens, four blocks, all of which a hit may cover in a longer prompt."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    file = write_tenants(tmp_path_factory.mktemp("tenants") / "tenants.toml", **KEYS)
-    async with smollm2(1, TENANTS_FILE=str(file), SALT_SECRET=SECRET, API_KEY=KEYS["xavier"]) as running:
+    folder = tmp_path_factory.mktemp("tenants")
+    file = write_tenants(folder / "tenants.toml", **KEYS)
+    public = folder / "public.toml"
+    public.write_text(f"text = [{json.dumps(tokenizer().decode(prose(PUBLIC_AT, PUBLIC_TOKENS)))}]")
+    settings = {"TENANTS_FILE": str(file), "PUBLIC_PREFIXES_FILE": str(public), "SALT_SECRET": SECRET}
+    async with smollm2(1, **settings, API_KEY=KEYS["xavier"]) as running:
         yield running
 
 
@@ -42,6 +49,13 @@ async def ask(stack: Client, tenant: str, prompt: Sequence[int], cache_salt: str
     [predicted] = [event.predicted_cached_tokens for event in events if isinstance(event, Started)]
     [cached] = [event.cached_tokens for event in events if isinstance(event, Usage)]
     return predicted, cached
+
+
+async def test_what_is_public_is_found_by_every_tenant_and_what_follows_it_is_not(stack: Client) -> None:
+    prompt = prose(PUBLIC_AT, PUBLIC_TOKENS + 25)
+    assert await ask(stack, "xavier", prompt) == (0, 0)
+    assert await ask(stack, "yvonne", prompt) == (32, 32)
+    assert await ask(stack, "yvonne", prompt) == (64, 64)
 
 
 async def test_a_tenant_finds_its_own_prompts_and_no_salt_leads_to_anothers(stack: Client) -> None:

@@ -39,9 +39,9 @@ def tokens_of(start: int, count: int) -> list[int]:
     return list(range(start, start + count))
 
 
-def compute(ledger: Ledger, sequence: int, tokens: Sequence[int], salt: bytes = b"") -> int:
+def compute(ledger: Ledger, sequence: int, tokens: Sequence[int], salt: bytes = b"", public_tokens: int = 0) -> int:
     """Attach a prompt and commit all of it, as a worker does. Returns the tokens reused."""
-    reused = ledger.attach(SequenceId(sequence), tokens, Scope(salt=salt))
+    reused = ledger.attach(SequenceId(sequence), tokens, Scope(salt=salt, public_tokens=public_tokens))
     assert isinstance(reused, int), f"sequence {sequence} has to wait: {reused}"
     append(ledger, sequence, tokens[reused:])
     return reused

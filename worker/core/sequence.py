@@ -136,7 +136,7 @@ class Sequence:
         return (
             self.tokens[length - 1] == other.tokens[length - 1]  # differs soonest, mostly
             and self.tokens[:length] == other.tokens[:length]
-            and self.request.submission.scope == other.request.submission.scope
+            and self.request.submission.scope.agrees_with(other.request.submission.scope)
         )
 
     def writable(self, block_size: int) -> int:

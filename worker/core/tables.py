@@ -17,6 +17,7 @@ Invariants:
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from octavo.hashing import Seam
 from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
 from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory, Scope, Submission
 from worker.core.mirror import Mirror
@@ -38,6 +39,8 @@ class _Leaver:
     table: list[BlockId]
     forgotten: bool
     submission: Submission
+    seam: Seam
+    """Of its hash chain."""
 
     def held(self, sequence: SequenceId) -> HeldSequence:
         """It writes nothing more."""
@@ -50,6 +53,7 @@ class _Leaver:
             forgotten=self.forgotten,
             tenant=self.submission.tenant,
             retain_seconds=self.submission.retain_seconds,
+            seam=self.seam,
         )
 
 
@@ -149,6 +153,7 @@ class Tables:
                 table=sequence.table,
                 forgotten=not self.publishes(sequence),
                 submission=sequence.request.submission,
+                seam=sequence.request.submission.scope.seam(self._block_size),
             )
             self._mirror.returned(sequence.table)
 
@@ -248,6 +253,7 @@ class Tables:
             forgotten=not self.publishes(sequence),
             tenant=sequence.request.submission.tenant,
             retain_seconds=sequence.request.submission.retain_seconds,
+            seam=sequence.request.submission.scope.seam(self._block_size),
         )
 
     def check(self) -> None:

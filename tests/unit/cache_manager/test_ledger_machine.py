@@ -17,10 +17,11 @@ from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes
-from octavo.records import HitEnd, Scope
+from octavo.records import PLAIN, HitEnd, Scope
 from tests.support.books import EPOCH, exchange, idle, pool_spec, state_of
 
-SALTS = st.sampled_from([b"", b"tenant"])
+ONE, OTHER = b"1" * 32, b"2" * 32
+SCOPES = st.sampled_from([PLAIN, Scope(salt=ONE), Scope(salt=ONE, public_tokens=4), Scope(salt=OTHER, public_tokens=4)])
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 """Few different ones, so that prefixes meet again."""
 
@@ -28,8 +29,9 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 class Life:
     """What the model knows of one sequence."""
 
-    def __init__(self, salt, tokens, length=0):
-        self.salt = salt
+    def __init__(self, scope, size, tokens, length=0):
+        self.scope = scope
+        self.size = size
         self.tokens = tokens
         self.length = length
         self.writable = length
@@ -41,12 +43,19 @@ class Life:
         """The whole prefix up to the block that it computes next, if it is the one to wait for."""
 
     def cell(self, position):
-        return self.salt, tuple(self.tokens[: position + 1])
+        size = self.size
+        return named(self.scope, self.tokens[: position + 1], (position // size + 1) * size, size)
 
     def fork(self):
-        child = Life(self.salt, self.tokens[: self.length], self.length)
+        child = Life(self.scope, self.size, self.tokens[: self.length], self.length)
         child.publishes = self.publishes
         return child
+
+
+def named(scope, tokens, end, size):
+    """What keys and values of a block that ends at `end` depend on: whom it belongs to, and every token up to it."""
+    public_end = scope.seam(size).block * size
+    return scope.salt if public_end < 0 else b"" if end <= public_end else b"behind " + scope.salt, tuple(tokens)
 
 
 def agree(pair):
@@ -74,33 +83,33 @@ class LedgerMachine(RuleBasedStateMachine):
         self.last = 0
         self.cache_epoch = 0
 
-    @rule(salt=SALTS, tokens=TOKENS)
-    def attach(self, salt, tokens):
-        self.start(salt, tokens)
+    @rule(scope=SCOPES, tokens=TOKENS)
+    def attach(self, scope, tokens):
+        self.start(scope, tokens)
 
-    @rule(salt=SALTS, tokens=TOKENS)
-    def compute(self, salt, tokens):
-        self.compute_all(salt, tokens)
+    @rule(scope=SCOPES, tokens=TOKENS)
+    def compute(self, scope, tokens):
+        self.compute_all(scope, tokens)
 
-    @rule(salt=SALTS, tokens=TOKENS, keep=st.integers(1, 8), others=TOKENS)
-    def compute_two_that_part(self, salt, tokens, keep, others):
-        self.compute_all(salt, [*tokens, 0, 1, 2, 0][:9])
+    @rule(scope=SCOPES, tokens=TOKENS, keep=st.integers(1, 8), others=TOKENS)
+    def compute_two_that_part(self, scope, tokens, keep, others):
+        self.compute_all(scope, [*tokens, 0, 1, 2, 0][:9])
         if self.last in self.lives:
             self.free_one(self.last)
-        self.compute_all(salt, [*tokens[:keep], *others][:9])
+        self.compute_all(scope, [*tokens[:keep], *others][:9])
 
-    def compute_all(self, salt, tokens):
-        sequence = self.start(salt, tokens)
+    def compute_all(self, scope, tokens):
+        sequence = self.start(scope, tokens)
         if sequence not in self.lives:
             return
         life = self.lives[sequence]
         if self.try_to_reserve(sequence, len(life.tokens) - life.length):
             self.write(sequence, [])
 
-    @rule(salt=SALTS, tokens=TOKENS)
-    def take_over(self, salt, tokens):
+    @rule(scope=SCOPES, tokens=TOKENS)
+    def take_over(self, scope, tokens):
         """However many lead, one after another: when they are gone, nobody waits."""
-        while self.start(salt, tokens) not in self.lives:
+        while self.start(scope, tokens) not in self.lives:
             self.free_one(self.waited_for)
 
     @rule(pick=PICK, count=st.integers(0, 6))
@@ -185,40 +194,41 @@ class LedgerMachine(RuleBasedStateMachine):
         self.last += 1
         return self.last
 
-    def start(self, salt, tokens):
+    def start(self, scope, tokens):
         tokens = tokens[: self.spec.capacity_tokens]
         sequence = self.new_id()
         before = state_of(self.ledger)
-        explained = self.ledger.explain(tokens, Scope(salt=salt))
+        explained = self.ledger.explain(tokens, scope)
         assert state_of(self.ledger) == before
-        answer = self.ledger.attach(sequence, tokens, Scope(salt=salt))
+        answer = self.ledger.attach(sequence, tokens, scope)
         self.check_explanation(explained, answer, tokens)
         if isinstance(answer, WaitFor):
             after = state_of(self.ledger)
             assert all(after[kept] == before[kept] for kept in ("_pool", "_tables", "_untold", "_copies", "_changes"))
             self.waited_for = answer.leader
             leader = self.lives[answer.leader]
-            assert leader.leads == self.missing(salt, tokens)
+            assert leader.leads == self.missing(scope, tokens)
             return sequence
-        assert answer in self.possible_reuse(salt, tokens)
-        assert not any(life.leads == self.missing(salt, tokens) for life in self.lives.values() if life.leads)
+        assert answer in self.possible_reuse(scope, tokens)
+        assert not any(life.leads == self.missing(scope, tokens) for life in self.lives.values() if life.leads)
         assert answer < len(tokens)
-        self.lives[sequence] = Life(salt, tokens, answer)
+        self.lives[sequence] = Life(scope, self.size, tokens, answer)
         self.lives[sequence].writable += -answer % self.size  # the rest of a block that was copied
         self.lives[sequence].prompt = tokens
         self.lead(self.lives[sequence])
         return sequence
 
-    def missing(self, salt, tokens):
+    def missing(self, scope, tokens):
         """The prefix up to the first block that is not there, if a hit could cover it."""
-        end = self.longest_published(salt, tokens) + self.size
-        return (salt, tuple(tokens[:end])) if end < len(tokens) else None
+        end = self.longest_published(scope, tokens) + self.size
+        return named(scope, tokens[:end], end, self.size) if end < len(tokens) else None
 
     def lead(self, life):
         """Whoever computes the next block of its prompt is to be waited for, unless another one is already."""
         self.follow_changes()
         end = (life.length // self.size + 1) * self.size
-        prefix = life.salt, tuple([*life.tokens[: life.length], *life.prompt[life.length : end]][:end])
+        tokens = [*life.tokens[: life.length], *life.prompt[life.length : end]][:end]
+        prefix = named(life.scope, tokens, end, self.size)
         others = [other.leads for other in self.lives.values() if other is not life]
         free = life.publishes and prefix not in self.published and prefix not in others
         life.leads = prefix if free and len(prefix[1]) == end <= len(life.prompt) else None
@@ -232,7 +242,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def picked(self, pick):
         if not self.lives:
-            self.start(b"", [0, 1, 2, 0, 1, 2])
+            self.start(PLAIN, [0, 1, 2, 0, 1, 2])
         return list(self.lives)[-1 - pick % len(self.lives)]
 
     def call(self, call, *arguments):
@@ -276,15 +286,20 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def remember_prefixes(self, life):
         """The hash of every full prefix that may be published, to read the ledger's changes by."""
-        root = self.spec.chain_root(Scope(salt=life.salt), self.cache_epoch).hash()
-        for index, block_hash in enumerate(block_hashes(root, life.tokens[: life.length], self.size)):
-            self.prefixes[block_hash] = life.salt, tuple(life.tokens[: (index + 1) * self.size])
+        root, size = self.spec.chain_root(life.scope, self.cache_epoch).hash(), self.size
+        hashes = block_hashes(root, life.tokens[: life.length], size, life.scope.seam(size))
+        for end, block_hash in zip(range(size, life.length + 1, size), hashes, strict=True):
+            self.prefixes[block_hash] = named(life.scope, life.tokens[:end], end, size)
 
-    def longest_published(self, salt, tokens):
+    def longest_published(self, scope, tokens):
         reused = 0
-        while reused + self.size < len(tokens) and (salt, tuple(tokens[: reused + self.size])) in self.published:
-            reused += self.size
+        size = self.size
+        while reused + size < len(tokens) and self.is_published(scope, tokens[: reused + size]):
+            reused += size
         return reused
+
+    def is_published(self, scope, prefix):
+        return named(scope, prefix, len(prefix), self.size) in self.published
 
     def check_explanation(self, explained, answer, tokens):
         """What was foretold has happened, and why."""
@@ -294,20 +309,23 @@ class LedgerMachine(RuleBasedStateMachine):
             assert explained.reused_tokens == answer <= explained.position < len(tokens)
             assert (explained.end is HitEnd.LAST_TOKEN) == (explained.position == len(tokens) - 1)
 
-    def possible_reuse(self, salt, tokens):
+    def possible_reuse(self, scope, tokens):
         """The tokens that an attach that has just happened may have reused."""
-        whole = self.longest_published(salt, tokens)
-        part = self.longest_part(salt, tokens, whole)
+        whole = self.longest_published(scope, tokens)
+        part = self.longest_part(scope, tokens, whole)
         copied = self.ledger.length(self.last) % self.size > 0
         spare = self.ledger.audit().num_blocks - self.ledger.audit().held_blocks + copied
         if part < max(self.min_copy_tokens, 1) or self.min_copy_tokens == 0 or spare == 0:
             return {whole}
         return {whole + part} if spare > 1 else {whole, whole + part}  # the spare one may be the one to copy from
 
-    def longest_part(self, salt, tokens, whole):
+    def longest_part(self, scope, tokens, whole):
         """How many tokens after the whole blocks, the last one apart, begin a published block that stands there."""
-        rest = tokens[whole:-1]
-        there = [prefix for other, prefix in self.published if other == salt and len(prefix) == whole + self.size]
+        if whole == scope.seam(self.size).block * self.size:
+            return 0
+        rest, end = tokens[whole:-1], whole + self.size
+        realm, _ = named(scope, (), end, self.size)
+        there = [prefix for other, prefix in self.published if other == realm and len(prefix) == end]
         parts = [prefix[whole:] for prefix in there if prefix[:whole] == tuple(tokens[:whole])]
         return max((sum(1 for _ in takewhile(agree, zip(part, rest, strict=False))) for part in parts), default=0)
 
@@ -352,21 +370,22 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_published_has_no_hole(self):
         self.follow_changes()
-        for salt, prefix in self.published:
-            assert len(prefix) == self.size or (salt, prefix[: -self.size]) in self.published
+        for realm, prefix in self.published:
+            before = prefix[: -self.size]
+            assert not before or {(realm, before), (b"", before)} & self.published
 
     def follow_changes(self):
         for change in self.ledger.take_changes():
             if isinstance(change, Forgotten):
                 self.published.clear()
                 continue
-            for salt, prefix in map(self.prefixes.__getitem__, change.hashes):
+            for realm, prefix in map(self.prefixes.__getitem__, change.hashes):
                 if isinstance(change, Published):
-                    assert (salt, prefix) not in self.published
-                    self.published.add((salt, prefix))
+                    assert (realm, prefix) not in self.published
+                    self.published.add((realm, prefix))
                 else:
                     assert isinstance(change, Evicted)
-                    self.published.remove((salt, prefix))
+                    self.published.remove((realm, prefix))
 
 
 TestLedgerMachine = LedgerMachine.TestCase

@@ -199,14 +199,6 @@ CONTRADICTIONS: dict[str, tuple[Inventory, str]] = {
     "no token": (Inventory(record(0, first_token=998)), f"{PUBLISHED}: token id 1000, vocab_size is 1000"),
     "a hole": (Inventory(record(1, 0, 4)), f"{PUBLISHED}: block 1 follows block 0, which is not published"),
     "a ring": (Inventory(record(0, 1) + record(1, 0, 4)), f"{PUBLISHED}: block 0 follows block 1, which is not"),
-    "another root": (
-        Inventory(record(0) + record(1, 0, 4, root=BlockHash(bytes(32)))),
-        f"{PUBLISHED}: block 1 has root {bytes(32).hex()}, before it is {ROOT.hex()}",
-    ),
-    "another root than a branch": (
-        Inventory(record(2, 0, 8, root=BlockHash(bytes(32))) + CHAIN),
-        f"{PUBLISHED}: block 2 has root {bytes(32).hex()}, before it is {ROOT.hex()}",
-    ),
     "one content in two blocks": (Inventory(record(0) + record(1)), f"{PUBLISHED}: block 0 holds what block 1 holds"),
     "a sequence twice": (Inventory(b"", (held(), held())), f"{SEQUENCE_1} twice, wanted once"),
     "more tokens than room": (
