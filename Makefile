@@ -51,7 +51,7 @@ test-load: setup .venv-load/bin/guidellm  ## put a public load generator before 
 	.venv-load/bin/pip install --quiet --disable-pip-version-check guidellm==0.8.1 torch==2.13.0
 
 bench: setup  ## measure, one JSON object a line
-	@for name in memory ledger eviction routing control_plane recovery kernels sampling engine serving http_events; do \
+	@for name in memory ledger eviction routing control_plane gateway recovery kernels sampling engine serving http_events; do \
 		$(BIN)/python -m bench.$$name; done
 
 clean:  ## remove .venv and what tools and builds left

@@ -81,6 +81,7 @@ class Journey:
         failure: OctavoError | None = None
         while True:
             visit = await self._next_visit(failure)
+            timer = self._expiry_of(visit)
             try:
                 if self._visits == 1:
                     yield _started(self._job, visit)
@@ -93,6 +94,7 @@ class Journey:
                 failure = error
                 self._take_loss(visit, error)
             finally:
+                timer.cancel()
                 self._shared.placement.close(visit)
 
     async def _next_visit(self, failure: OctavoError | None) -> Visit:
@@ -146,10 +148,13 @@ class Journey:
 
     async def _next_report(self, visit: Visit) -> StepReport:
         try:
-            async with asyncio.timeout(self._job.deadline - self._clock()):
-                return await visit.call.next_report()
+            return await visit.call.next_report()
         except TimeoutError as error:
             raise self._late() from error
+
+    def _expiry_of(self, visit: Visit) -> asyncio.TimerHandle:
+        """What ends the call at the job's deadline."""
+        return asyncio.get_running_loop().call_later(self._job.deadline - self._clock(), visit.call.expire)
 
     def _progressed(self) -> None:
         self._losses.progressed()

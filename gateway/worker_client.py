@@ -35,7 +35,8 @@ class WorkerCall:
         self._live: dict[int, set[int]] = {}
         """Number of each submission on the stream -> its samples that the worker has not ended."""
         self._reports: list[StepReport] = []
-        self._error: OctavoError | None = None
+        self._error: OctavoError | TimeoutError | None = None
+        self._late = False
         self._news = asyncio.Event()
 
     async def next_report(self) -> StepReport:
@@ -44,9 +45,10 @@ class WorkerCall:
         Raises:
             OctavoError: the worker refused the request.
             WorkerLost: the worker, or the stream to it, is gone.
+            TimeoutError: the request has no more time.
         """
         await self._news.wait()
-        if self._reports:
+        if self._reports and not self._late:
             reports, self._reports = self._reports, []
             if self._error is None:
                 self._news.clear()
@@ -65,12 +67,20 @@ class WorkerCall:
         self._reports.append(report)
         self._news.set()
 
-    def fail(self, error: OctavoError, number: int | None = None) -> None:
+    def fail(self, error: OctavoError | TimeoutError, number: int | None = None) -> None:
         """For the stream: the request ends here, since the worker is gone or refused the part with that number."""
         if number is not None:
             self._live[number].clear()
         self._error = error
         self._news.set()
+
+    def expire(self) -> None:
+        """The request has no more time: nothing that the worker says counts any more.
+
+        One timer for a call, and not one for each wait, which would cost a fifth of what a token does.
+        """
+        self._late = True
+        self.fail(TimeoutError())
 
     def close(self) -> None:
         """Forget the request; a worker that has not finished it is told to stop."""

@@ -64,6 +64,7 @@ class Transcript:
     def __init__(self, samples: int, detokenizer: Callable[[], Detokenizer], stops: tuple[str, ...]) -> None:
         """Expect `samples` outputs, each with a detokenizer of its own."""
         self._samples = [_Sample(detokenizer(), stops) for _ in range(samples)]
+        self._unfinished = samples
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._cached_tokens: int | None = None
         self.output_tokens = 0
@@ -72,7 +73,7 @@ class Transcript:
     @property
     def finished(self) -> bool:
         """Whether every sample has ended."""
-        return all(sample.finished for sample in self._samples)
+        return self._unfinished == 0
 
     @property
     def cached_tokens(self) -> int:
@@ -110,21 +111,30 @@ class Transcript:
         sample = self._samples[at]
         if sample.finished:
             return
-        text, taken = sample.push([token for run in runs for token in run.tokens])
-        logprobs = tuple(token for run in runs for token in run.logprobs)[: len(taken)]
+        if len(runs) == 1:  # a reader that keeps up
+            tokens, logprobs = runs[0].tokens, runs[0].logprobs
+        else:
+            tokens = tuple(token for run in runs for token in run.tokens)
+            logprobs = tuple(token for run in runs for token in run.logprobs)
+        text, taken = sample.push(tokens)
+        logprobs = logprobs[: len(taken)]
         self.output_tokens += len(taken)
         if logprobs:
             sample.cumulative_logprob = sum((token.logprob for token in logprobs), sample.cumulative_logprob or 0.0)
         yield Delta(at, text, taken, logprobs)
         if sample.stopped:
-            sample.finished = True
+            self._finish(sample)
             yield Finished(at, FinishReason.STOP, sample.cumulative_logprob)
+
+    def _finish(self, sample: _Sample) -> None:
+        sample.finished = True
+        self._unfinished -= 1
 
     def _end(self, at: int, reason: FinishReason, cumulative_logprob: float | None) -> Iterator[Delta | Finished]:
         sample = self._samples[at]
         if sample.finished:
             return
-        sample.finished = True
+        self._finish(sample)
         if rest := sample.flush():
             yield Delta(at, rest, ())
         known = sample.cumulative_logprob if cumulative_logprob is None else cumulative_logprob
