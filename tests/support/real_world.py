@@ -15,7 +15,7 @@ from tests.support.oracle import solo_greedy
 from tests.support.scheduling import World, submission
 from worker.draft_model import DraftModel
 from worker.kv_pool import KVPool
-from worker.model.loader import LoadedModel, load
+from worker.model.loader import LoadedModel, Road, load
 from worker.runner import Runner
 
 BLOCK_SIZE = 16
@@ -31,10 +31,10 @@ class Loaded:
 
 
 @lru_cache(maxsize=2)
-def loaded(folder: Path) -> Loaded:
-    """The model of a folder, on the attention that a worker here would choose."""
+def loaded(folder: Path, road: Road = "auto") -> Loaded:
+    """The model of a folder, on the road and the attention that a worker here would choose unless told."""
     described = models.find(str(folder), folder.parent)
-    return Loaded(described, load(described, dtype=torch.float32, device=CPU, block_size=BLOCK_SIZE))
+    return Loaded(described, load(described, dtype=torch.float32, device=CPU, block_size=BLOCK_SIZE, road=road))
 
 
 def draft_model(folder: Path, num_blocks: int = 32) -> DraftModel:
@@ -53,10 +53,10 @@ def draft_model(folder: Path, num_blocks: int = 32) -> DraftModel:
 class RealWorld(World):
     """A world whose texts are those of a model; its pool holds NaN wherever nobody wrote."""
 
-    def __init__(self, folder: Path, *, num_blocks: int = 64, **limits: Any) -> None:
+    def __init__(self, folder: Path, *, num_blocks: int = 64, road: Road = "auto", **limits: Any) -> None:
         """`limits` as for World."""
         self.folder = folder
-        served = loaded(folder)
+        served = loaded(folder, road)
         super().__init__(
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,

@@ -4,10 +4,11 @@ The real scheduler, ledger and runner, in float32. Each test is one way for a re
 several sizes, on a hit, beside others, preempted, forked.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,42 @@ from tests.support import tiny_model
 from tests.support.families import FAMILIES
 from tests.support.real_world import BLOCK_SIZE, RealWorld
 from worker.core.drafting import Drafter, Lookups
+from worker.model.loader import Road
 
 WARM = SamplingParams(temperature=1.0, top_p=0.95, seed=11)
-SMOLLM2 = pytest.param("smollm2", marks=pytest.mark.model)
+TWO_ROADS = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+"""Families that take the fast road by themselves; on the generic one they are right as well."""
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, SMOLLM2])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@dataclass(frozen=True)
+class Served:
+    """A model, and the road through it."""
+
+    folder: Path
+    road: Road = "auto"
+
+    def world(self, **limits: Any) -> RealWorld:
+        return RealWorld(self.folder, road=self.road, **limits)
+
+    def some(self, count: int) -> int:
+        """So many tokens of a tiny model; of a whole one, whose tokens take fifty times as long, half as many."""
+        return count // 2 if self.folder.name == "smollm2" else count
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *FAMILIES,
+        *(f"{family}, generic" for family in TWO_ROADS),
+        pytest.param("smollm2", marks=pytest.mark.model),
+    ],
+)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     if request.param == "smollm2":
-        return fetch_model("smollm2")
-    return tiny_model.save(FAMILIES[request.param], tmp_path_factory.mktemp("models") / request.param, seed=1)
+        return Served(fetch_model("smollm2"))
+    family, generic, _ = request.param.partition(", generic")
+    folder = tiny_model.save(FAMILIES[family], tmp_path_factory.mktemp("models") / family, seed=1)
+    return Served(folder, "generic" if generic else "auto")
 
 
 @lru_cache
@@ -34,15 +61,10 @@ def prompt(seed: int, length: int) -> list[int]:
     return Random(seed).choices(range(3, tiny_model.VOCAB_SIZE), k=length)
 
 
-def some(folder: Path, count: int) -> int:
-    """So many tokens of a tiny model; of a whole one, whose tokens take fifty times as long, half as many."""
-    return count // 2 if folder.name == "smollm2" else count
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 16, 512])
-def test_a_cold_prompt_is_computed_in_chunks_of_any_size(folder: Path, chunk: int) -> None:
-    world = RealWorld(folder, max_step_tokens=chunk)
-    world.ask_for(1, prompt(1, 37), some(folder, 8))
+def test_a_cold_prompt_is_computed_in_chunks_of_any_size(served: Served, chunk: int) -> None:
+    world = served.world(max_step_tokens=chunk)
+    world.ask_for(1, prompt(1, 37), served.some(8))
 
     largest = max(len(part.tokens) for part in world.step().chunks)
     world.run()
@@ -51,27 +73,27 @@ def test_a_cold_prompt_is_computed_in_chunks_of_any_size(folder: Path, chunk: in
     world.assert_all_served()
 
 
-def test_a_hit_says_what_a_miss_says_alone_and_among_strangers(folder: Path) -> None:
+def test_a_hit_says_what_a_miss_says_alone_and_among_strangers(served: Served) -> None:
     """S1: 5 blocks and 3 tokens; cold, warm, and warm in a batch of prefills and decodes."""
-    world = RealWorld(folder, max_step_tokens=32)
+    world = served.world(max_step_tokens=32)
     for number in (1, 2):
-        world.ask_for(number, prompt(1, 5 * BLOCK_SIZE + 3), some(folder, 12))
+        world.ask_for(number, prompt(1, 5 * BLOCK_SIZE + 3), served.some(12))
         world.run()
     for stranger in range(10, 14):
-        world.ask_for(stranger, prompt(stranger, stranger), some(folder, 12))
+        world.ask_for(stranger, prompt(stranger, stranger), served.some(12))
     world.step()
-    world.ask_for(3, prompt(1, 5 * BLOCK_SIZE + 3), some(folder, 12))
+    world.ask_for(3, prompt(1, 5 * BLOCK_SIZE + 3), served.some(12))
     world.run()
 
     world.assert_all_served()
     assert [world.gateways.of(number).cached_tokens for number in (1, 2, 3)] == [0, 5 * BLOCK_SIZE, 5 * BLOCK_SIZE]
 
 
-def test_a_request_may_be_preempted_at_every_step(folder: Path) -> None:
+def test_a_request_may_be_preempted_at_every_step(served: Served) -> None:
     """After each number of steps, once, with all that was computed forgotten."""
     at = 0
     while True:
-        world = RealWorld(folder, max_step_tokens=7, num_blocks=4)
+        world = served.world(max_step_tokens=7, num_blocks=4)
         world.ask_for(1, prompt(2, 20), 4)
         for _ in range(at):
             world.step()
@@ -84,9 +106,9 @@ def test_a_request_may_be_preempted_at_every_step(folder: Path) -> None:
     assert at == 3 + 3, "steps of the prompt, and of all tokens but the first"
 
 
-def test_a_request_that_is_sent_away_for_want_of_blocks_goes_on_later(folder: Path) -> None:
+def test_a_request_that_is_sent_away_for_want_of_blocks_goes_on_later(served: Served) -> None:
     """S18: three requests that want three blocks each, in a pool that holds little more than one."""
-    world = RealWorld(folder, num_blocks=4)
+    world = served.world(num_blocks=4)
     for number in (1, 2, 3):
         world.ask_for(number, prompt(number, 14 + number), 20)
     world.run()
@@ -95,31 +117,31 @@ def test_a_request_that_is_sent_away_for_want_of_blocks_goes_on_later(folder: Pa
     assert world.scheduler.preemptions > 0
 
 
-def test_forked_samples_go_on_as_each_does_alone(folder: Path) -> None:
+def test_forked_samples_go_on_as_each_does_alone(served: Served) -> None:
     """S10: two blocks and 5 tokens, four ways on: two blocks are shared, each sample has one of its own."""
-    world = RealWorld(folder, max_step_tokens=64)
-    world.ask_for(1, prompt(3, 2 * BLOCK_SIZE + 5), some(folder, 8), samples=4)
+    world = served.world(max_step_tokens=64)
+    world.ask_for(1, prompt(3, 2 * BLOCK_SIZE + 5), served.some(8), samples=4)
     world.step()
     world.step()
     assert world.ledger.audit().held_blocks == 2 + 4
-    world.ask_for(2, prompt(3, 2 * BLOCK_SIZE + 5), some(folder, 8), samples=4, sampling=WARM)
+    world.ask_for(2, prompt(3, 2 * BLOCK_SIZE + 5), served.some(8), samples=4, sampling=WARM)
     world.run()
 
     for sample in range(4):
         assert world.text(1, sample) == world.solo(1), "greedily all say the same"
-        alone = RealWorld(folder, max_step_tokens=64)
-        alone.ask_for(1, prompt(3, 2 * BLOCK_SIZE + 5), some(folder, 8), first_sample=sample, sampling=WARM)
+        alone = served.world(max_step_tokens=64)
+        alone.ask_for(1, prompt(3, 2 * BLOCK_SIZE + 5), served.some(8), first_sample=sample, sampling=WARM)
         alone.run()
         assert world.text(2, sample) == alone.text(1, sample)
     assert len({tuple(world.text(2, sample)) for sample in range(4)}) == 4
     world.assert_at_rest()
 
 
-def test_guessed_tokens_change_no_text(folder: Path) -> None:
+def test_guessed_tokens_change_no_text(served: Served) -> None:
     """Bias leaves few tokens to choose from, so that texts repeat themselves and some guesses are right."""
     few = tuple((token, 1000.0) for token in range(10, 13))
     ways = [SamplingParams(logit_bias=few), replace(WARM, logit_bias=few)]
-    plain, guessing = RealWorld(folder), RealWorld(folder, drafter=Drafter(Lookups()))
+    plain, guessing = served.world(), served.world(drafter=Drafter(Lookups()))
     for world in (plain, guessing):
         for number, sampling in enumerate(ways):
             world.ask_for(number, prompt(4, 20), 24, sampling=sampling)

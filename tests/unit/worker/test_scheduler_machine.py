@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from octavo.records import PLAIN, BeamSearch, SamplingParams, Scope, Submission
 from tests.support.scheduling import World, submission
+from worker.core.drafting import Drafter, Lookups
 from worker.core.sequence import GatewayKey
 
 VOCABULARY = 6
@@ -28,12 +29,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompt_tokens = 0
 
     @initialize(
-        block_size=st.sampled_from([1, 2, 4]),
+        block_size=st.sampled_from([1, 2, 4, 8]),
         spare_blocks=st.integers(0, 8),
         max_step_tokens=st.integers(1, 24),
         max_running=st.integers(4, 8),
         min_copy_tokens=st.sampled_from([0, 1, 1, 3]),
         overlap=st.booleans(),
+        guesses=st.booleans(),
     )
     def open_world(
         self,
@@ -43,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_running: int,
         min_copy_tokens: int,
         overlap: bool,
+        guesses: bool,
     ) -> None:
         self.longest = LONGEST_BLOCKS * block_size
         self.world = World(
@@ -54,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_running=max_running,
             min_copy_tokens=min_copy_tokens,
             overlap=overlap,
+            drafter=Drafter(Lookups()) if guesses else None,
         )
 
     @rule(data=st.data(), count=st.integers(1, 4), gateway=st.sampled_from(GATEWAYS))
