@@ -1,6 +1,7 @@
 """`python -m gateway`: a real process with a real Redis, in front of a fake fleet."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -318,3 +320,32 @@ async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -
         with pytest.raises(StartFailed, match=r"cannot_serve.*tenants: int, wanted a table"):
             async with gateway_process(fleet, redis.url, model, **settings):
                 pass
+
+
+async def test_over_http_readiness_falls_first_and_what_streams_goes_on_to_its_end(tmp_path: Path) -> None:
+    http_settings = {"OCTAVO_HTTP_LISTEN": f"{LOOPBACK}:0", "OCTAVO_GRACE_SECONDS": "30"}
+    async with everything(tmp_path, **http_settings) as (fleet, _, process, _):
+        url = f"http://{LOOPBACK}:{process.events('http_served')[0]['port']}"
+        async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_SECONDS) as http:
+            ready = await http.get("/health")
+            for worker in fleet.workers:
+                worker.gate.clear()
+            body = {"prompt": [5, 6, 7], "max_tokens": 4, "stream": True, "return_token_ids": True}
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                os.kill(process.pid, signal.SIGTERM)
+                await until_ready(process, wanted=False)
+                draining = await http.get("/health")
+                refused = await http.post("/v1/completions", json={"prompt": [5]})
+                for worker in fleet.workers:
+                    worker.gate.set()
+                rest = [line async for line in lines if line]
+        code = await asyncio.wait_for(process.exited(), PATIENCE_SECONDS)
+
+    assert (ready.status_code, draining.status_code, refused.status_code) == (200, 503, 503)
+    assert refused.json()["error"]["code"] == "draining"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert rest[-1] == "data: [DONE]"
+    assert sum(len(json.loads(line[6:])["choices"][0].get("token_ids", ())) for line in rest[:-1]) == 4
+    assert code == 0
