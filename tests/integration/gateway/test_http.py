@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -39,7 +40,7 @@ async def fleet() -> AsyncGenerator[FakeFleet]:
 
 @pytest.fixture
 async def front(fleet: FakeFleet, tmp_path: Path) -> AsyncGenerator[Gateway]:
-    async with gateway(fleet, tmp_path, Bounds(max_running=8, max_waiting=16)) as running:
+    async with gateway(fleet, tmp_path, Bounds(max_running=8, max_waiting=16, max_attempts=1)) as running:
         yield running
 
 
@@ -366,12 +367,22 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
 }
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[tuple[FakeFleet, Gateway]]:
+    """For requests that change nothing, one after the other."""
+    async with fake_fleet() as running:
+        await running.add("a", words_pool())
+        async with gateway(running, tmp_path_factory.mktemp("house")) as front:
+            yield running, front
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", REFUSED)
-async def test_what_cannot_be_served_is_refused_by_its_field(
-    name: str, front: Gateway, fleet: FakeFleet, http: httpx2.AsyncClient
-) -> None:
+async def test_what_cannot_be_served_is_refused_by_its_field(name: str, house: tuple[FakeFleet, Gateway]) -> None:
     path, body, status, param, said = REFUSED[name]
-    answer = await http.post(f"/v1/{path}", json=body)
+    fleet, front = house
+    async with httpx2.AsyncClient(base_url=front.http) as http:
+        answer = await http.post(f"/v1/{path}", json=body)
 
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["type"]) == (status, param, "invalid_request_error")
