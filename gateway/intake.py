@@ -26,7 +26,6 @@ from gateway.core.request import (
     check_request,
     check_vocabulary,
 )
-from gateway.core.routing import Work
 from gateway.core.turns import Answer, TurnMemory
 from octavo.errors import InvalidRequest
 from octavo.hashing import digest_of
@@ -59,16 +58,6 @@ class Job:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.submission.prompt)
-
-    @property
-    def sequence_tokens(self) -> int:
-        """The longest that one of its sequences may become."""
-        return self.prompt_tokens + self.submission.max_tokens
-
-    @property
-    def work(self) -> Work:
-        """What it takes, wherever it runs."""
-        return Work(prompt=self.submission.prompt, output_tokens=self.submission.samples * self.submission.max_tokens)
 
 
 class Intake:

@@ -123,6 +123,6 @@ class Placement:
 
 def work_of(parts: Sequence[Submission], longest: Submission) -> Work:
     """What the parts of a request take together: one prompt, and every position that is not in it."""
-    drawn = sum(part.samples * (part.max_tokens - part.carried_tokens) for part in parts)
+    drawn = sum(part.sequences * (part.max_tokens - part.carried_tokens) for part in parts)
     carried = sum(part.carried_tokens for part in parts) - longest.carried_tokens
     return Work(prompt=longest.prompt, output_tokens=drawn + carried)

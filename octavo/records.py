@@ -481,6 +481,11 @@ class Submission:
         return len(self.prompt) - self.carried_tokens
 
     @property
+    def sequences(self) -> int:
+        """That run for it side by side: its samples, or the beams of its search."""
+        return self.samples if self.beam is None else self.beam.width
+
+    @property
     def longest_sequence(self) -> int:
         """Positions that prompt and output may come to."""
         return self.output_begins + self.max_tokens

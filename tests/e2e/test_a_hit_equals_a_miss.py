@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from octavo.commands.model import models_dir
 from octavo.v1 import gateway_pb2, worker_pb2
+from octavo.v1.types_pb2 import BeamSearch
 from tests.support.cluster import BLOCK, Client, greedy, prose, request_of, smollm2, tokenizer
+from tests.support.oracle import log_softmax, solo_beams
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 
@@ -165,3 +168,46 @@ async def test_everything_is_free_or_remembered_when_nothing_runs(client: Client
     books = await client.at_rest()
 
     assert books.cached > 0
+
+
+async def test_a_prompts_logprobs_are_the_same_cold_and_warm_and_all_are_there(client: Client) -> None:
+    """S49."""
+    prompt = prose(2400, 3 * BLOCK + 3)
+    cold = await client.ask(prompt, max_tokens=2, prompt_logprobs=1, logprobs=2)
+    plain = await client.ask(prompt, max_tokens=2)
+    warm = await client.ask(prompt, max_tokens=2, prompt_logprobs=1, logprobs=2)
+
+    assert (plain.usage.cached_tokens, warm.usage.cached_tokens) == (3 * BLOCK, 0)
+    scores = log_softmax(models_dir() / "smollm2", [*prompt, *cold.tokens[0]])
+    for answer in (cold, warm):
+        wanted = [row[token].item() for row, token in zip(scores, prompt[1:], strict=False)]
+        assert [told.logprob for told in answer.prompt_logprobs] == pytest.approx(wanted, abs=2e-3)
+        assert [told.logprob for told in answer.logprobs] == [
+            pytest.approx(scores[len(prompt) - 1 + at][token].item(), abs=2e-3)
+            for at, token in enumerate(answer.tokens[0])
+        ]
+        assert all(told.top[0].token_id == token for told, token in zip(answer.logprobs, answer.tokens[0], strict=True))
+        assert all(len(told.top) == 1 for told in answer.prompt_logprobs)
+
+
+async def test_the_best_of_several_samples_are_told_by_rank(client: Client) -> None:
+    prompt = prose(2500, 2 * BLOCK)
+    drawn = {"max_tokens": 6, "temperature": 1.0, "seed": 3}
+    every = await client.ask(prompt, n=4, logprobs=0, **drawn)
+    best = await client.ask(prompt, n=2, best_of=4, **drawn)
+
+    ranked = sorted(range(4), key=lambda sample: -every.cumulative[sample])  # all are of one length
+    assert best.tokens == [every.tokens[sample] for sample in ranked[:2]]
+    assert [best.cumulative[place] for place in (0, 1)] == pytest.approx(
+        [every.cumulative[sample] for sample in ranked[:2]], abs=2e-3
+    )
+    assert best.logprobs == []
+    assert best.usage.output_tokens == 4 * 6
+
+
+async def test_four_beams_are_those_of_transformers(client: Client) -> None:
+    prompt = prose(2600, 2 * BLOCK + 3)
+    found = await client.ask(prompt, n=2, max_tokens=8, beam=BeamSearch(width=4), stop_token_ids=[0])
+    theirs = solo_beams(models_dir() / "smollm2", prompt, 8, width=4, samples=2, stop=0)
+    assert found.tokens == theirs
+    assert found.cumulative[0] >= found.cumulative[1]

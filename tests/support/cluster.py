@@ -34,6 +34,10 @@ class Answer:
     tokens: list[list[int]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     reasons: list[int] = field(default_factory=list)
+    logprobs: list[gateway_pb2.TokenLogprobs] = field(default_factory=list)
+    """Of the first sample's tokens."""
+    prompt_logprobs: list[gateway_pb2.TokenLogprobs] = field(default_factory=list)
+    cumulative: dict[int, float] = field(default_factory=dict)
 
     def take(self, reply: gateway_pb2.GenerateReply) -> None:
         match reply.WhichOneof("kind"):
@@ -42,8 +46,13 @@ class Answer:
             case "delta":
                 self.tokens[reply.delta.sample] += reply.delta.token_ids
                 self.texts[reply.delta.sample] += reply.delta.text
+                self.logprobs += reply.delta.logprobs if reply.delta.sample == 0 else ()
+            case "prompt_logprobs":
+                self.prompt_logprobs += reply.prompt_logprobs.tokens
             case "finished":
                 self.reasons[reply.finished.sample] = reply.finished.reason
+                if reply.finished.HasField("cumulative_logprob"):
+                    self.cumulative[reply.finished.sample] = reply.finished.cumulative_logprob
             case "usage":
                 self.usage = reply.usage
 
