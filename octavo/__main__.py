@@ -176,10 +176,18 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--system", metavar="TEXT", help="what the model should know and be")
     chat.add_argument("--max-tokens", type=_whole(1, (1 << 31) - 1), metavar="N", help="longest answer (default 256)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
-    chat.add_argument("--top-k", type=_whole(0, (1 << 31) - 1), default=0, metavar="K", help="of so many; 0: of all")
-    chat.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest that hold P (default 1)")
     chat.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="of those with P times the likeliest's share (default 0)"
+        "--top-k",
+        type=_whole(0, (1 << 31) - 1),
+        default=0,
+        metavar="K",
+        help="draw from the K likeliest (default 0: all)",
+    )
+    chat.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="and of the likeliest that hold P (default 1)"
+    )
+    chat.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="and of those P times as likely as the first (default 0)"
     )
     chat.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (default 1)"
