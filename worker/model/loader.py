@@ -1,8 +1,10 @@
 """Load a model with transformers: safetensors only, no code of the model's own, weights mapped from the file.
 
-A weight that keeps its dtype on a CPU is a page of the file, so two workers of one machine hold it once.
+A weight that keeps its dtype on a CPU is a page of the file, so two workers of one machine hold it once; the fast road
+packs copies of its own.
 """
 
+import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,17 +115,25 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
     windows = _windows(text)
     options = probe(model, shape, windows)
     attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim, options=options)
-    forward = GenericModel(model, attend)
+    forward: Forward
     if fast:
         make_linear = linear.choose(device=device, dtype=dtype, deterministic=deterministic)
         weights = llama_weights.take(model, make_linear, windows)
-        ops = small_ops.choose(device=device, dtype=dtype, kv_dtype=kv_dtype)
-        forward = LlamaModel(weights, attend, ops)
-    elif deterministic:
-        log.warning(
-            "not_deterministic", extra={"reason": "transformers' own products may round by the size of a batch"}
-        )
+        _return_freed_memory()
+        forward = LlamaModel(weights, attend, small_ops.choose(device=device, dtype=dtype, kv_dtype=kv_dtype))
+    else:
+        if deterministic:
+            reason = "transformers' own products may round by the size of a batch"
+            log.warning("not_deterministic", extra={"reason": reason})
+        forward = GenericModel(model, attend)
     return LoadedModel(forward=forward, shape=shape, dtype=dtype, device=device)
+
+
+def _return_freed_memory() -> None:
+    """Give the system what the original weights took: they were freed piece by piece, and glibc keeps such pieces."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _takes_fast_road(folder: ModelFolder, config: PreTrainedConfig, road: Road) -> bool:
