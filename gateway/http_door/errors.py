@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from octavo import errors
+from octavo.status import shortened
 
 
 class ErrorObject(BaseModel):
@@ -48,8 +49,9 @@ class Problem:
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
-        return {"error": self.error.model_dump()}
+        """OpenAI's error object. What it shows of the request may be megabytes there, and is short here."""
+        said = self.error.model_dump()
+        return {"error": {name: None if value is None else shortened(value) for name, value in said.items()}}
 
 
 @dataclass(frozen=True, slots=True)

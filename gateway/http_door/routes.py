@@ -1,24 +1,18 @@
 """The HTTP API: paths, who may ask, and what answers. No decision is made here that the dispatcher makes."""
 
-import asyncio
-import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response, Security
-from fastapi.exceptions import RequestValidationError
+from fastapi import APIRouter, FastAPI, Request, Response, Security
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
-from pydantic_core import from_json
-from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from gateway.core.account import Account
 from gateway.core.events import Event
@@ -26,8 +20,9 @@ from gateway.core.request import Generation
 from gateway.dispatcher import Dispatcher
 from gateway.http_door import replies
 from gateway.http_door.answers import Stream, whole
-from gateway.http_door.connection import ClientLeft, EventStream, while_connected
-from gateway.http_door.errors import ErrorReply, Problem, problem_of, problem_of_fields, problem_of_status
+from gateway.http_door.connection import EventStream, while_connected
+from gateway.http_door.entrance import TenantsRoute, guard, told
+from gateway.http_door.errors import ErrorReply, problem_of_status
 from gateway.http_door.forms import ChatForm, Form, Head, TextForm
 from gateway.http_door.requests import (
     ChatRequest,
@@ -37,17 +32,9 @@ from gateway.http_door.requests import (
     TokenizeRequest,
 )
 from gateway.tenancy import Tenancy
-from octavo.errors import OctavoError, UnknownModel
-
-log = logging.getLogger("octavo.gateway")
-
-BODY_SECONDS = 30.0
-"""For a request's body to arrive in."""
+from octavo.errors import UnknownModel
 
 VERSION = version("octavo")
-
-_CLIENT_LEFT = 499
-"""nginx's number for it; nobody reads the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,90 +57,10 @@ def build_app(gateway: Gateway, max_body_bytes: int) -> FastAPI:
         docs_url=None,  # the pages fetch scripts from elsewhere
         redoc_url=None,
     )
-    app.state.tenancy = gateway.tenancy
-    app.state.max_body_bytes = max_body_bytes
+    guard(app, gateway.tenancy, max_body_bytes)
     app.include_router(_for_tenants(gateway))
     app.include_router(_for_anybody(gateway))
-    app.add_exception_handler(RequestValidationError, _refuse_fields)
-    app.add_exception_handler(StarletteHTTPException, _refuse_by_status)
-    app.add_exception_handler(ClientLeft, _answer_nobody)
-    for error in (OctavoError, TimeoutError, Exception):
-        app.add_exception_handler(error, _refuse)
     return app
-
-
-# ---- how a request comes in, and how a refusal goes out --------------------------------------------------------
-
-
-class _Request(Request):
-    """A request whose body is read within bounds, and its JSON strictly: no NaN, no half characters."""
-
-    _whole: bytes | None = None
-
-    async def body(self) -> bytes:
-        """The whole of it. Raises HTTPException 413 where it is too long, 408 where it takes too long."""
-        if self._whole is None:
-            try:
-                async with asyncio.timeout(BODY_SECONDS):
-                    self._whole = await self._read(self.app.state.max_body_bytes)
-            except TimeoutError as error:
-                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, f"body: not whole after {BODY_SECONDS:g} s") from error
-        return self._whole
-
-    async def _read(self, most: int) -> bytes:
-        body = bytearray()
-        async for piece in self.stream():
-            body += piece
-            if len(body) > most:
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: more than {most} bytes")
-        return bytes(body)
-
-    async def json(self) -> Any:
-        """The body. Raises HTTPException 400 where it is no JSON."""
-        try:
-            return from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"body: not JSON: {error}") from error
-
-
-class _TenantsRoute(APIRoute):
-    """A path for those who show a key that is known; it is looked at before the body is read."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler behind the key."""
-        handle = super().get_route_handler()
-
-        async def identify_and_handle(request: Request) -> Response:
-            request.state.account = request.app.state.tenancy.account(request.headers.items())
-            return await handle(_Request(request.scope, request.receive))
-
-        return identify_and_handle
-
-
-def _told(problem: Problem) -> JSONResponse:
-    return JSONResponse(problem.body, problem.status, problem.headers)
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    return _told(problem_of(error))
-
-
-async def _refuse_fields(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _told(problem_of_fields(error.errors()))
-
-
-async def _refuse_by_status(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StarletteHTTPException)
-    unsaid = error.detail == HTTPStatus(error.status_code).phrase
-    message = f"{request.method} {request.url.path}: {error.detail.lower()}" if unsaid else error.detail
-    response = _told(problem_of_status(error.status_code, message))
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_LEFT)
 
 
 # ---- for tenants -----------------------------------------------------------------------------------------------
@@ -171,7 +78,7 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 
 def _for_tenants(gateway: Gateway) -> APIRouter:
     router = APIRouter(
-        route_class=_TenantsRoute, responses=_REFUSALS, dependencies=[Security(HTTPBearer(auto_error=False))]
+        route_class=TenantsRoute, responses=_REFUSALS, dependencies=[Security(HTTPBearer(auto_error=False))]
     )
     answering = _Answering(gateway.dispatcher)
     models = _Models(gateway.dispatcher)
@@ -333,7 +240,7 @@ def _for_anybody(gateway: Gateway) -> APIRouter:
         """200 while new requests are welcome, else 503."""
         if gateway.ready():
             return JSONResponse({"status": "ok"})
-        return _told(problem_of_status(HTTPStatus.SERVICE_UNAVAILABLE, "no new requests are taken now"))
+        return told(problem_of_status(HTTPStatus.SERVICE_UNAVAILABLE, "no new requests are taken now"))
 
     async def which_version() -> dict[str, str]:
         """The server's version."""

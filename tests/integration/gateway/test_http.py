@@ -363,6 +363,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         "response_format.type",
         "constrained decoding",
     ),
+    "a very long name": ("completions", {"prompt": "x", "model": "m" * 900_000}, 404, "model", "characters in all"),
     "more than a body may hold": ("completions", {"prompt": TOO_MUCH}, 413, None, "1048576"),
 }
 
@@ -387,6 +388,7 @@ async def test_what_cannot_be_served_is_refused_by_its_field(name: str, house: t
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["type"]) == (status, param, "invalid_request_error")
     assert said in error["message"]
+    assert len(answer.content) < 1000
     assert front.at_rest()
     assert not fleet.workers[0].submissions
 
