@@ -1,0 +1,26 @@
+"""The benchmark of guesses serves the same texts with and without them."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.speculation import measure
+from octavo import models
+from tests.support import tiny_model
+from worker.runner import RunnerOptions, open_runner
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_run_with_guesses_says_what_a_run_without_says_in_no_more_steps(tmp_path: Path, batch: int) -> None:
+    folder = tiny_model.save_tiny_llama(tmp_path / "tiny")
+    options = RunnerOptions(kv_memory_bytes=1 << 20, dtype="float32", device="cpu")
+    runner, pool = open_runner(models.find(str(folder), tmp_path), options)
+
+    plain, guessing = (
+        measure(runner, pool, [5, 6, 7, 8] * 3, batch=batch, tokens=12, guess=guess) for guess in (False, True)
+    )
+
+    assert guessing.texts == plain.texts
+    assert [len(text) for text in plain.texts] == [12] * batch
+    assert guessing.tokens_per_step >= plain.tokens_per_step
+    assert plain.accepted == 0
