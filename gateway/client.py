@@ -467,6 +467,7 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt,
         retain_seconds=request.retain_seconds,
+        priority=request.priority,
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty,

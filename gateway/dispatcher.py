@@ -8,15 +8,18 @@ another one (gateway/journey.py); nobody but a client without a worker left is t
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 
 from gateway.bounds import Bounds
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
 from gateway.core.account import OPEN, Account
+from gateway.core.admission import Wish
 from gateway.core.best_of import best_of
 from gateway.core.events import Event
 from gateway.core.fleet import Fleet
+from gateway.core.in_flight import PromptBlocks
+from gateway.core.quotas import Quotas
 from gateway.core.request import Generation, Prompt
 from gateway.core.turns import Listener, TurnMemory
 from gateway.counters import Counters
@@ -59,6 +62,7 @@ class Dispatcher:
         self._lookup = lookup
         self._workers = workers
         self._clock = clock
+        self._quotas = Quotas()
         self._draining = False
         self.counters = Counters()
         self._placement = Placement(self._fleet, self._catalogue, lookup, workers, self.counters)
@@ -114,6 +118,7 @@ class Dispatcher:
     def apply_fleet(self, update: FleetUpdate, manager: str) -> None:
         """Take in what a cache manager says of the workers."""
         self._view.apply(update, manager)
+        self._door.look()
 
     def manager_away(self, manager: str) -> None:
         """A cache manager says nothing any more: its workers stay as they were."""
@@ -181,7 +186,8 @@ class Dispatcher:
             InvalidRequest: the request cannot be served as it is.
             UnknownModel: there is no such model.
             NoWorker: nobody serves it just now, or nobody came in time to go on with it.
-            QueueFull: too many requests wait, or this one waited too long.
+            QuotaExceeded: the tenant has had what it may have for now.
+            QueueFull: too many requests wait, or this one waited too long, or would.
             Draining: the gateway, or every worker of the model, takes nothing new.
             WorkerLost: too many workers were lost under it, or the last one was.
             OctavoError: as the worker refused it.
@@ -194,21 +200,54 @@ class Dispatcher:
             if self._draining:
                 raise Draining("this gateway finishes what it has and takes nothing new")
             job = await self._intake.job(request, account, arrived, seconds_left)
-            events = Journey(job, self._journeys).events()
-            answers = Listener()
-            try:
-                async with self._door.place(job.deadline), aclosing(events), aclosing(_told(job, events)) as told:
+            journey = Journey(job, self._journeys)
+            events = journey.events()
+            with self._charged(job, account, journey), self._remembered(job) as answers:
+                place = self._door.place(_wish(job, account), self._room_for(job))
+                async with place, aclosing(events), aclosing(_told(job, events)) as told:
                     async for event in told:
                         sent = True
                         if (answer := answers.hear(event)) is not None:
                             self._intake.remember(job, *answer)
                         yield event
-            finally:
-                for answer in answers.rest():
-                    self._intake.remember(job, *answer)
         except (OctavoError, TimeoutError):
             self.counters.refused += not sent
             raise
+
+    @contextmanager
+    def _charged(self, job: Job, account: Account, journey: Journey) -> Generator[None]:
+        """Take what a job may need out of the tenant's quota, and give back what it did not. Raises QuotaExceeded."""
+        self._quotas.charge(account.tag, account.quota, job.tokens, job.arrived)
+        try:
+            yield
+        finally:
+            self._quotas.settle(account.tag, job.tokens, journey.tokens)
+
+    @contextmanager
+    def _remembered(self, job: Job) -> Generator[Listener]:
+        """Hears a job's answers; those that have no end when it ends are remembered as they are then."""
+        answers = Listener()
+        try:
+            yield answers
+        finally:
+            for answer in answers.rest():
+                self._intake.remember(job, *answer)
+
+    def _room_for(self, job: Job) -> Callable[[], bool]:
+        """Whether some worker could begin the job now."""
+        prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
+        return lambda: self._placement.has_room(job.model, job.submission, prompt)
+
+
+def _wish(job: Job, account: Account) -> Wish:
+    return Wish(
+        line=job.model.name,
+        flow=account.tag,
+        tokens=job.tokens,
+        weight=account.weight,
+        priority=job.submission.priority,
+        expires=job.deadline,
+    )
 
 
 def _told(job: Job, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:

@@ -7,13 +7,21 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 
-from gateway.core.admission import Admission, Ticket
+from gateway.core.admission import Admission, Ticket, Wish
 from octavo.errors import OctavoError, QueueFull
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    turn: asyncio.Future[bool]
+    """Whether it was let in."""
+    has_room: Callable[[], bool]
+
+
 class Door:
-    """Lets so many requests in at once, oldest first."""
+    """Lets so many requests in at once, each when its turn has come."""
 
     def __init__(
         self, *, max_running: int, max_waiting: int, max_wait_seconds: float, clock: Callable[[], float]
@@ -23,7 +31,7 @@ class Door:
         self._max_wait_seconds = max_wait_seconds
         self._clock = clock
         self._tickets = itertools.count()
-        self._turns: dict[Ticket, asyncio.Future[bool]] = {}
+        self._waits: dict[Ticket, _Wait] = {}
         self._left = asyncio.Event()
 
     @property
@@ -47,47 +55,56 @@ class Door:
 
     def refuse_waiting(self, reason: OctavoError) -> None:
         """End every wait with an error; nobody is let in by it."""
-        for future in self._turns.values():
-            if not future.done():
-                future.set_exception(reason)
+        for wait in self._waits.values():
+            if not wait.turn.done():
+                wait.turn.set_exception(reason)
+
+    def look(self) -> None:
+        """There may be room at some worker now."""
+        if self.waiting:
+            self._take_turns()
 
     @asynccontextmanager
-    async def place(self, deadline: float) -> AsyncGenerator[None]:
-        """Wait for a place and hold it.
+    async def place(self, wish: Wish, has_room: Callable[[], bool]) -> AsyncGenerator[None]:
+        """Wait for a place here and room at a worker, and hold the place.
+
+        Args:
+            wish: when it must end is the client's deadline; the door's own bound comes on top.
+            has_room: whether some worker could begin it now; asked when it is first in its line.
 
         Raises:
-            QueueFull: too many wait, or this one waited too long.
+            QueueFull: too many wait, or this one waited too long, or would.
             TimeoutError: the deadline passed.
         """
         ticket = Ticket(next(self._tickets))
         try:
-            await self._turn_of(ticket, deadline)
+            await self._turn_of(ticket, wish, has_room)
             yield
         finally:
-            self._turns.pop(ticket, None)
-            self._admission.leave(ticket)
+            self._waits.pop(ticket, None)
+            self._admission.leave(ticket, self._clock())
             self._take_turns()
             self._left.set()
 
-    async def _turn_of(self, ticket: Ticket, deadline: float) -> None:
+    async def _turn_of(self, ticket: Ticket, wish: Wish, has_room: Callable[[], bool]) -> None:
         entered = self._clock()
-        expires = min(deadline, entered + self._max_wait_seconds)
-        self._admission.enter(ticket, expires=expires)
-        self._turns[ticket] = asyncio.get_running_loop().create_future()
+        expires = min(wish.expires, entered + self._max_wait_seconds)
+        self._admission.enter(ticket, replace(wish, expires=expires), entered)
+        wait = self._waits[ticket] = _Wait(asyncio.get_running_loop().create_future(), has_room)
         self._take_turns()
         try:
             async with asyncio.timeout(expires - entered):
-                admitted = await self._turns[ticket]
+                admitted = await wait.turn
         except TimeoutError:
             admitted = False
         if not admitted:
             waited = f"waited {self._clock() - entered:.1f} s while {self.running} requests ran"
-            raise TimeoutError(waited) if expires == deadline else QueueFull(waited)
+            raise TimeoutError(waited) if expires == wish.expires else QueueFull(waited)
 
     def _take_turns(self) -> None:
-        turn = self._admission.turn(self._clock())
+        turn = self._admission.turn(self._clock(), lambda ticket: self._waits[ticket].has_room())
         for tickets, admitted in ((turn.admitted, True), (turn.expired, False)):
             for ticket in tickets:
-                future = self._turns[ticket]
+                future = self._waits[ticket].turn
                 if not future.done():  # its request may have been cancelled in this very moment
                     future.set_result(admitted)

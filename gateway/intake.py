@@ -59,6 +59,11 @@ class Job:
         """Length of the prompt."""
         return len(self.submission.prompt)
 
+    @property
+    def tokens(self) -> int:
+        """That it may take, prompt and outputs together."""
+        return self.prompt_tokens + self.submission.sequences * self.submission.max_tokens
+
 
 class Intake:
     """Checks and tokenises requests."""
@@ -101,6 +106,7 @@ class Intake:
                 scope=_scope_of(prompt, account.salt(request.cache_salt), model),
                 tenant=account.tag,
                 retain_seconds=request.retain_seconds,
+                priority=request.priority,
                 min_tokens=request.min_tokens,
                 logprobs=_ranked_by(request),
                 prompt_logprobs=request.prompt_logprobs,

@@ -68,6 +68,11 @@ class Journey:
         self._visits = 0
         self._first_token: float | None = None
 
+    @property
+    def tokens(self) -> int:
+        """That the request has taken by now: none before it was at a worker; then its prompt, and what was drawn."""
+        return self._job.prompt_tokens + self._transcript.output_tokens if self._visits else 0
+
     async def events(self) -> AsyncGenerator[Event]:
         """All that the client is told.
 

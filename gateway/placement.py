@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.catalogue import Catalogue, ServedModel
-from gateway.core.fleet import Fleet, ReservationId, WorkerProcess
+from gateway.core.fleet import Fleet, ReservationId, Standing, WorkerProcess
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.routing import Candidate, Choice, Work, choose
 from gateway.counters import Counters
@@ -102,6 +102,22 @@ class Placement:
         choice = choose(work, standings, self._fleet.hits(prompt, indexed), self._draw)
         return Judgement(choice, work, prompt, found.state)
 
+    def has_room(self, model: ServedModel, submission: Submission, prompt: PromptBlocks) -> bool:
+        """Whether a worker could begin the request now, beside what runs and waits there.
+
+        What this gateway has at a worker and begins alike takes no room twice. Outputs are not counted: few requests
+        use all that they may, and a worker that runs short sends the newest back. Where nobody is there at all, that is
+        not for the door to judge.
+        """
+        fitting = self._fitting(model, submission, ())
+        standings = self._fleet.standings([worker.worker_id for worker in fitting])
+        lacking = [(standing, _lacking(standing, len(submission.prompt))) for standing in standings]
+        if not lacking or any(tokens <= 0 for _, tokens in lacking):
+            return True
+        hits = self._fleet.hits(prompt, {})
+        shared = {worker: hit.cached_tokens + hit.coming_tokens for worker, hit in hits.items()}
+        return any(tokens <= shared.get(standing.info.worker_id, 0) for standing, tokens in lacking)
+
     def prefilled(self, visit: Visit, cached_tokens: int) -> None:
         """The worker has computed the prompt, all but so many tokens of it."""
         self._fleet.prefilled(visit.reservation)
@@ -126,3 +142,9 @@ def work_of(parts: Sequence[Submission], longest: Submission) -> Work:
     drawn = sum(part.sequences * (part.max_tokens - part.carried_tokens) for part in parts)
     carried = sum(part.carried_tokens for part in parts) - longest.carried_tokens
     return Work(prompt=longest.prompt, output_tokens=drawn + carried)
+
+
+def _lacking(standing: Standing, prompt_tokens: int) -> int:
+    """Positions that a worker has too few for a prompt, beside what is held there and what waits to be computed."""
+    pool, held_blocks = standing.info.pool, standing.info.load.held_blocks
+    return prompt_tokens + standing.queued_tokens - (pool.num_blocks - held_blocks) * pool.block_size

@@ -166,6 +166,7 @@ def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
         ignore_eos=message.ignore_eos,
         cache_salt=message.cache_salt,
         retain_seconds=message.retain_seconds,
+        priority=message.priority,
         min_p=message.min_p,
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
         presence_penalty=message.presence_penalty,

@@ -9,19 +9,30 @@
     ├── NoWorker                nobody serves the model just now
     ├── Overloaded              the caller may wait, or preempt and retry
     │   ├── PoolExhausted       too few blocks
-    │   └── QueueFull           too many requests wait
+    │   ├── QueueFull           too many requests wait, or it would wait too long
+    │   └── QuotaExceeded       the tenant has had what it may have for now
     ├── StaleEpoch              the caller must register again
     ├── Superseded              another process has taken the caller's place: it must leave
     ├── Draining                the caller should go elsewhere
     └── WorkerLost              the worker of a running request is gone
 
-Each takes one argument, the message, which names the field and both numbers: "wanted 3 blocks, 1 available".
+Each takes a message, which names the field and both numbers: "wanted 3 blocks, 1 available". Those that may pass say
+after how many seconds it is worth asking again.
 A call that raises one of these has changed nothing. `octavo.status` is the only table that maps them to gRPC.
 """
 
 
 class OctavoError(Exception):
     """Anything a caller can act on."""
+
+    retry_after_seconds: float | None = None
+    """When it may be worth asking again; None where that changes nothing."""
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        """Say what happened; `retry_after_seconds` where it is known better than the class knows it."""
+        super().__init__(message)
+        if retry_after_seconds is not None:
+            self.retry_after_seconds = retry_after_seconds
 
 
 class InvalidRequest(OctavoError):
@@ -47,9 +58,13 @@ class UnknownModel(OctavoError):
 class NoWorker(OctavoError):
     """The model is known, and no worker serves it just now: one may come, or come back."""
 
+    retry_after_seconds = 1.0
+
 
 class Overloaded(OctavoError):
     """There is no room now; there may be later."""
+
+    retry_after_seconds = 1.0
 
 
 class PoolExhausted(Overloaded):
@@ -58,6 +73,10 @@ class PoolExhausted(Overloaded):
 
 class QueueFull(Overloaded):
     """As many requests wait as may wait."""
+
+
+class QuotaExceeded(Overloaded):
+    """The tenant has had as many requests or tokens as it may have for now."""
 
 
 class StaleEpoch(OctavoError):
@@ -71,6 +90,10 @@ class Superseded(OctavoError):
 class Draining(OctavoError):
     """The service finishes what it has and takes nothing new."""
 
+    retry_after_seconds = 1.0
+
 
 class WorkerLost(OctavoError):
     """The worker that ran the request is gone."""
+
+    retry_after_seconds = 1.0

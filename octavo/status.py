@@ -1,6 +1,7 @@
 """Errors <-> gRPC status: one table, the server's side and the client's side of it.
 
-The class name travels as trailing metadata `octavo-reason`, so a client gets the very class that the server raised.
+The class name travels as trailing metadata `octavo-reason`, so a client gets the very class that the server raised,
+and `retry-after-ms` with it where asking again may help.
 Anything that is not an `OctavoError` is a bug: it is logged once with its traceback and leaves as INTERNAL.
 A message that does not parse never reaches a servicer: it becomes `InvalidRequest`, which names the field at fault
 where that can be told.
@@ -11,6 +12,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, cast
 
 import grpc
@@ -22,6 +24,9 @@ from octavo import errors
 log = logging.getLogger("octavo.status")
 
 REASON_KEY = "octavo-reason"
+
+RETRY_AFTER_KEY = "retry-after-ms"
+"""Milliseconds after which it may be worth asking again; there where the error says so."""
 
 MAX_MESSAGE_CHARACTERS = 500
 """Of an error. It travels in a trailer that gRPC drops, and the status with it, from 8 KiB on; a character may take 12
@@ -44,6 +49,7 @@ STATUS_OF: dict[type[errors.OctavoError], grpc.StatusCode] = {
     errors.Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.PoolExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StaleEpoch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Superseded: grpc.StatusCode.ABORTED,
     errors.Draining: grpc.StatusCode.UNAVAILABLE,
@@ -62,8 +68,14 @@ def error_from(error: grpc.RpcError) -> errors.OctavoError | None:
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return None
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
-    reasons = [str(value) for key, value in metadata if key == REASON_KEY]
-    return error_named(reasons[0], error.details() or "") if reasons else None
+    trailers = {key: str(value) for key, value in metadata}
+    if REASON_KEY not in trailers:
+        return None
+    raised = error_named(trailers[REASON_KEY], error.details() or "")
+    milliseconds = trailers.get(RETRY_AFTER_KEY, "")
+    if milliseconds.isascii() and milliseconds.isdigit():
+        raised.retry_after_seconds = int(milliseconds) / 1000
+    return raised
 
 
 @contextlib.contextmanager
@@ -145,10 +157,16 @@ async def _abort(context: Context, error: Exception, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
         raise error
     if isinstance(error, errors.OctavoError):
-        reason = ((REASON_KEY, type(error).__name__),)
-        await context.abort(STATUS_OF[type(error)], shortened(str(error)), reason)
+        await context.abort(STATUS_OF[type(error)], shortened(str(error)), _trailers_of(error))
     log.error("call_failed", exc_info=error, extra={"method": method})
     await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__} in {method}; see the server's log")
+
+
+def _trailers_of(error: errors.OctavoError) -> tuple[tuple[str, str], ...]:
+    """What a client needs to raise the same error."""
+    reason = (REASON_KEY, type(error).__name__)
+    seconds = error.retry_after_seconds
+    return (reason,) if seconds is None else (reason, (RETRY_AFTER_KEY, str(ceil(1000 * seconds))))
 
 
 def shortened(message: str) -> str:

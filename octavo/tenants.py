@@ -4,6 +4,9 @@
     api_key_sha256 = ["9c5bb8…"]      # of each key that acme may show, in hexadecimal: two while one replaces the other
     cache_floor = "20%"               # of each pool, or bytes as "2GiB": what others do not take from it while they can
     retention_quota = "512MiB"        # of each pool: how much its requests can have retained (`retain_seconds`)
+    weight = 2.0                      # of acme's share of the fleet beside the others', where all ask for more; 1.0
+    requests_per_minute = 600         # at each gateway; without it there is no bound
+    tokens_per_minute = 1_000_000     # at each gateway, of prompts and outputs together; without it there is no bound
 
 The file gives no key away, since a key is a long random string (`octavo key` draws one). It is read by every gateway,
 and by cache managers for what they keep for each tenant.
@@ -27,6 +30,9 @@ AUTHORIZATION = "authorization"
 
 MAX_NAME_CHARACTERS = 128
 
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0
+MOST_PER_MINUTE = 10**12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
@@ -38,6 +44,12 @@ class Tenant:
     """Of each pool: with so much of it or less, the tenant's blocks make no room for others' while those can."""
     retention_quota: PoolPart | None = None
     """Of each pool: how much its requests can have retained; None: as the cache manager is told for all."""
+    weight: float = 1.0
+    """Of its share of the fleet beside the others', where not all can be served at once."""
+    requests_per_minute: int | None = None
+    """At each gateway; None: no bound."""
+    tokens_per_minute: int | None = None
+    """At each gateway, of prompts and outputs together; None: no bound."""
 
     @property
     def tag(self) -> TenantTag:
@@ -119,6 +131,9 @@ def _tenant(name: str, value: object) -> Tenant:
         api_key_sha256=_digests(f"{path}.api_key_sha256", table.get("api_key_sha256", [])),
         cache_floor=_pool_part(f"{path}.cache_floor", table.get("cache_floor")) or NOTHING,
         retention_quota=_pool_part(f"{path}.retention_quota", table.get("retention_quota")),
+        weight=_weight(f"{path}.weight", table.get("weight", 1.0)),
+        requests_per_minute=_count(f"{path}.requests_per_minute", table.get("requests_per_minute")),
+        tokens_per_minute=_count(f"{path}.tokens_per_minute", table.get("tokens_per_minute")),
     )
 
 
@@ -129,6 +144,20 @@ def _pool_part(path: str, value: object) -> PoolPart | None:
         return parse_pool_part(str(value))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _weight(path: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST_WEIGHT <= value <= MOST_WEIGHT:
+        raise ValueError(f"{path}: wanted a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}")
+    return float(value)
+
+
+def _count(path: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_PER_MINUTE:
+        raise ValueError(f"{path}: wanted a whole number from 1 to {MOST_PER_MINUTE}")
+    return value
 
 
 def _digests(path: str, value: object) -> tuple[bytes, ...]:

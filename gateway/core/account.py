@@ -8,6 +8,7 @@ clear: workers and cache managers get the hash, Redis gets hashes over it.
 
 from dataclasses import dataclass, field
 
+from gateway.core.quotas import UNBOUNDED, Quota
 from octavo.hashing import digest_of
 from octavo.ids import NOBODY, TenantTag
 from octavo.tenants import Tenant
@@ -20,6 +21,9 @@ class Account:
     tag: TenantTag
     realm: bytes = field(repr=False)
     """Of the secret and the tenant, 32 bytes; none where everybody shares."""
+    weight: float = 1.0
+    """Its share of the fleet beside other tenants', when not all can be served at once."""
+    quota: Quota = UNBOUNDED
 
     def salt(self, cache_salt: str) -> bytes:
         """What keeps apart the blocks of a request with this `cache_salt`: 32 bytes, or none where all may share."""
@@ -32,7 +36,12 @@ def account_of(tenant: Tenant | None, secret: str) -> Account:
     """The account of a tenant; None is everybody, where there is no tenants file."""
     if tenant is None:
         return Account(tag=NOBODY, realm=digest_of(b"octavo realm", secret.encode()) if secret else b"")
-    return Account(tag=tenant.tag, realm=digest_of(b"octavo realm", secret.encode(), tenant.name.encode()))
+    return Account(
+        tag=tenant.tag,
+        realm=digest_of(b"octavo realm", secret.encode(), tenant.name.encode()),
+        weight=tenant.weight,
+        quota=Quota(requests_per_minute=tenant.requests_per_minute, tokens_per_minute=tenant.tokens_per_minute),
+    )
 
 
 OPEN = account_of(None, "")

@@ -1,13 +1,20 @@
 """Who runs, who waits, who is refused. Pure: time and tickets are arguments, what changed is a value.
 
-Invariants: at most `max_running` run and at most `max_waiting` wait; nobody waits while there is room to run; who came
-first runs first; everybody who waits has a time at which the waiting ends.
+Requests for one model wait in one line, in which the tenants take turns (fair_queue.py). The first of a line runs when
+there is a place for it here and room at some worker; until then nobody of its line overtakes it, or small requests
+would keep a large one out for ever. Lines take turns for the places.
+
+Invariants: at most `max_running` run and at most `max_waiting` more are here; the first of a line waits only while
+there is no place or no room; everybody who waits has a time at which the waiting ends.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NewType
 
+from gateway.core.fair_queue import FairQueue
+from gateway.core.pace import Pace
 from octavo.errors import InvalidRequest, QueueFull
 from octavo.records import PoolSpec
 
@@ -38,6 +45,24 @@ def output_budget(prompt_tokens: int, max_tokens: int | None, pools: Iterable[Po
     return min(DEFAULT_MAX_TOKENS, largest - prompt_tokens) if max_tokens is None else max_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a request wants, as far as its turn depends on it."""
+
+    line: str
+    """The model."""
+    flow: Hashable
+    """On whose account it runs."""
+    tokens: int
+    """Of work, at most."""
+    expires: float
+    """When its waiting ends."""
+    weight: float = 1.0
+    """Of its flow."""
+    priority: int = 0
+    """Within its flow; the higher is served sooner."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Tickets whose waiting has ended: those that run from now on, and those whose time was up."""
@@ -53,8 +78,11 @@ class Admission:
         """Let `max_running` run at once and `max_waiting` more wait."""
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._running: set[Ticket] = set()
-        self._waiting: dict[Ticket, float] = {}  # oldest first -> when its waiting ends
+        self._running: dict[Ticket, Wish] = {}
+        self._waiting: dict[Ticket, Wish] = {}
+        self._lines: dict[str, FairQueue[Hashable, Ticket]] = {}
+        self._turns: deque[str] = deque()
+        self._pace = Pace()
 
     @property
     def running(self) -> int:
@@ -66,41 +94,93 @@ class Admission:
         """Requests that wait."""
         return len(self._waiting)
 
-    def enter(self, ticket: Ticket, *, expires: float) -> None:
-        """Queue a request; it waits until `expires` at most.
+    def enter(self, ticket: Ticket, wish: Wish, now: float) -> None:
+        """Queue a request; `turn` says when it runs.
 
         Raises:
-            QueueFull: as many wait as may wait, and as many run as may run.
+            QueueFull: as many wait as may wait, and as many run as may run; or so much waits that its turn would come
+                too late.
         """
         assert ticket not in self._running, ticket
         assert ticket not in self._waiting, ticket
+        line = self._lines.get(wish.line)
         room = self._max_running - len(self._running) + self._max_waiting
         if len(self._waiting) >= room:
             raise QueueFull(
                 f"{len(self._running)} requests run and {len(self._waiting)} wait, "
-                f"at most {self._max_running} and {self._max_waiting}"
+                f"at most {self._max_running} and {self._max_waiting}",
+                retry_after_seconds=self._pace.seconds_for(wish.tokens),
             )
-        self._waiting[ticket] = expires
+        if line is not None:
+            self._require_in_time(line.tokens_before(wish.flow), wish, now)
+        else:
+            line = self._lines[wish.line] = FairQueue()
+            self._turns.append(wish.line)
+        line.add(wish.flow, ticket, tokens=wish.tokens, weight=wish.weight, priority=wish.priority)
+        self._waiting[ticket] = wish
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: Ticket, now: float) -> None:
         """Forget a request, whether it ran, waited, or was forgotten before."""
-        self._running.discard(ticket)
-        self._waiting.pop(ticket, None)
+        if (wish := self._running.pop(ticket, None)) is not None:
+            self._pace.ended(wish.tokens, now)
+        self._forget(ticket)
 
-    def turn(self, now: float) -> Turn:
-        """Drop those whose time is up, then let the oldest run while there is room."""
-        expired = tuple(ticket for ticket, expires in self._waiting.items() if expires <= now)
+    def turn(self, now: float, has_room: Callable[[Ticket], bool] = lambda _: True) -> Turn:
+        """Drop those whose time is up, then let the first of each line run while there are places and room.
+
+        Args:
+            now: the time.
+            has_room: whether some worker could begin the request now.
+        """
+        expired = tuple(ticket for ticket, wish in self._waiting.items() if wish.expires <= now)
         for ticket in expired:
-            del self._waiting[ticket]
-        admitted = tuple(self._waiting)[: self._max_running - len(self._running)]
-        for ticket in admitted:
-            del self._waiting[ticket]
-        self._running.update(admitted)
-        return Turn(admitted, expired)
+            self._forget(ticket)
+        admitted: list[Ticket] = []
+        blocked = 0
+        while len(self._running) < self._max_running and blocked < len(self._turns):
+            line = self._lines[self._turns[0]]
+            self._turns.rotate(-1)
+            ticket = line.head()
+            assert ticket is not None, "a line without anybody"
+            if not has_room(ticket):
+                blocked += 1
+                continue
+            blocked = 0
+            line.serve(ticket)
+            self._running[ticket] = self._waiting[ticket]
+            self._forget(ticket)
+            admitted.append(ticket)
+        if self._waiting:
+            self._pace.busy(now)
+        else:
+            self._pace.idle()
+        return Turn(tuple(admitted), expired)
+
+    def _require_in_time(self, tokens_before: float, wish: Wish, now: float) -> None:
+        """Refuse at once what would wait in vain, while its client can still go elsewhere."""
+        seconds = self._pace.seconds_for(tokens_before)
+        if seconds is not None and now + seconds > wish.expires:
+            raise QueueFull(
+                f"its turn would come in about {seconds:.1f} s, and it may wait {wish.expires - now:.1f} s",
+                retry_after_seconds=seconds,
+            )
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Out of its line, which ends with its last."""
+        wish = self._waiting.pop(ticket, None)
+        if wish is None:
+            return
+        self._lines[wish.line].discard(ticket)
+        if not len(self._lines[wish.line]):
+            del self._lines[wish.line]
+            self._turns.remove(wish.line)
 
     def check(self) -> None:
-        """Assert the invariants that hold after every `turn`."""
+        """Assert the invariants."""
         assert len(self._running) <= self._max_running, (len(self._running), self._max_running)
-        assert len(self._waiting) <= self._max_waiting, (len(self._waiting), self._max_waiting)
-        assert not self._waiting or len(self._running) == self._max_running, "somebody waits while there is room"
-        assert not self._running & self._waiting.keys(), "somebody runs and waits"
+        assert len(self._running) + len(self._waiting) <= self._max_running + self._max_waiting
+        assert not self._running.keys() & self._waiting.keys(), "somebody runs and waits"
+        assert sum(map(len, self._lines.values())) == len(self._waiting)
+        assert sorted(self._turns) == sorted(self._lines)
+        for line in self._lines.values():
+            line.check()

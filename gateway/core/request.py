@@ -79,6 +79,8 @@ class Generation:
     ignore_eos: bool = False
     cache_salt: str = ""
     """Prompts of different salts never share blocks."""
+    priority: int = 0
+    """Among the tenant's own requests; the higher is served sooner."""
     retain_seconds: int = 0
     """After its end, how long what was computed should stay, as far as the tenant's quota reaches."""
     min_p: float = 0.0
@@ -218,6 +220,8 @@ def _check_counts(request: Generation, limits: Limits) -> None:
         raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at least 0")
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at most max_tokens ({request.max_tokens})")
+    if not -(1 << 31) <= request.priority < 1 << 31:
+        raise InvalidRequest(f"priority: {request.priority}, wanted -2^31 to 2^31 - 1")
     if not 0 <= request.retain_seconds <= MAX_RETAIN_SECONDS:
         raise InvalidRequest(f"retain_seconds: {request.retain_seconds}, wanted 0 to {MAX_RETAIN_SECONDS}")
 

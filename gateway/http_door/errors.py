@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 from pydantic import BaseModel
@@ -61,7 +62,6 @@ class _Kind:
     status: HTTPStatus
     type: str
     code: str | None = None
-    retry_after_seconds: int | None = None
 
 
 _INVALID = "invalid_request_error"
@@ -72,10 +72,10 @@ KIND_OF: dict[type[Exception], _Kind] = {
     errors.InvalidRequest: _Kind(HTTPStatus.BAD_REQUEST, _INVALID),
     errors.Unauthenticated: _Kind(HTTPStatus.UNAUTHORIZED, _INVALID, "invalid_api_key"),
     errors.UnknownModel: _Kind(HTTPStatus.NOT_FOUND, _INVALID, "model_not_found"),
-    errors.Overloaded: _Kind(HTTPStatus.TOO_MANY_REQUESTS, _RATE, "rate_limit_exceeded", 1),
-    errors.NoWorker: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, _SERVER, "no_worker", 5),
-    errors.Draining: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, _SERVER, "draining", 1),
-    errors.WorkerLost: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, _SERVER, "worker_lost", 1),
+    errors.Overloaded: _Kind(HTTPStatus.TOO_MANY_REQUESTS, _RATE, "rate_limit_exceeded"),
+    errors.NoWorker: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, _SERVER, "no_worker"),
+    errors.Draining: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, _SERVER, "draining"),
+    errors.WorkerLost: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, _SERVER, "worker_lost"),
     TimeoutError: _Kind(HTTPStatus.GATEWAY_TIMEOUT, _SERVER, "deadline_exceeded"),
 }
 """A class that is not here is told as the nearest class above it that is; one without any is a bug of ours."""
@@ -102,10 +102,11 @@ def problem_of(error: Exception) -> Problem:
     kind = next((KIND_OF[cls] for cls in type(error).__mro__ if cls in KIND_OF), _BUG)
     message = "internal error; see the server's log" if kind is _BUG else str(error)
     param, message = _named_here(message)
+    seconds = error.retry_after_seconds if isinstance(error, errors.OctavoError) else None
     return Problem(
         status=kind.status,
         error=ErrorObject(message=message, type=kind.type, param=param, code=kind.code),
-        retry_after_seconds=kind.retry_after_seconds,
+        retry_after_seconds=None if seconds is None else max(1, ceil(seconds)),
     )
 
 

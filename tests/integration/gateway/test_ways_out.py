@@ -15,9 +15,12 @@ from gateway.core.request import Generation, TextPrompt, TokenPrompt
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
 from octavo.records import FinishReason, SampleFinished, StepReport, Tokens
+from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as v1
+from octavo.v1 import gateway_pb2_grpc as v1_grpc
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.tcp_proxy import tcp_proxy
 
 BRIEF = Bounds(max_standstill_seconds=0.01)
 """For a gateway that finds nobody."""
@@ -49,6 +52,13 @@ def chosen(fleet: FakeFleet, started: Event | None = None) -> tuple[FakeWorker, 
     return fleet.workers[has.index(True)], fleet.workers[has.index(False)]
 
 
+async def begin(worker: FakeWorker) -> None:
+    """Let a worker whose gate is closed say the first four tokens of its one request, and no more."""
+    await worker.until(lambda worker: bool(worker.submissions))
+    number = worker.submissions[0].request
+    worker.say(StepReport(tokens=(Tokens(number, 0, (5, 6, 7, 5)),)))
+
+
 async def tokens_of(events: AsyncGenerator[Event]) -> list[int]:
     return [token async for event in events if isinstance(event, Delta) for token in event.token_ids]
 
@@ -75,6 +85,24 @@ async def test_a_client_that_leaves_in_mid_stream_stops_the_worker_once(fleet: F
     await until_at_rest(front)
     assert (busy.cancelled, other.cancelled) == ([1], [])
     assert len(busy.submissions) == 1
+
+
+async def test_a_client_whose_socket_closes_in_mid_stream_stops_the_worker_once(
+    fleet: FakeFleet, front: Gateway
+) -> None:
+    """S15: it says nothing before."""
+    port = int(front.address.rpartition(":")[2])
+    async with tcp_proxy(port) as way, open_channel(f"127.0.0.1:{way.port}") as channel:
+        request = v1.GenerateRequest(tokens=v1.TokenIds(ids=[5, 6, 7]), max_tokens=1000)
+        call = v1_grpc.InferenceStub(channel).Generate(request, timeout=60)
+        kinds = [(await call.read()).WhichOneof("kind") for _ in range(2)]
+        await way.close()
+
+        assert kinds == ["started", "delta"]
+        busy, other = chosen(fleet)
+        await busy.until(lambda worker: not worker.running)
+        await until_at_rest(front)
+        assert (busy.cancelled, other.cancelled) == ([1], [])
 
 
 async def test_a_client_that_leaves_before_the_first_token_stops_the_worker(fleet: FakeFleet, front: Gateway) -> None:
@@ -169,10 +197,13 @@ async def test_a_worker_that_dies_before_its_first_token_is_replaced(fleet: Fake
 
 async def test_a_worker_that_dies_in_mid_stream_is_not_noticed_by_the_client(fleet: FakeFleet, front: Gateway) -> None:
     """S25: the other worker gets the prompt and what there is of the output, and makes the rest."""
+    for worker in fleet.workers:
+        worker.gate.clear()
     events = front.client.generate(replace(ENDLESS, max_tokens=40))
     busy, other = chosen(fleet, await anext(events))
+    await begin(busy)
     heard = [await anext(events)]
-    busy.gate.clear()
+    other.gate.set()
     await busy.die()
     heard += [event async for event in events]
 
@@ -243,9 +274,11 @@ async def test_a_request_waits_for_a_worker_that_is_started_anew(tmp_path: Path)
     async with fake_fleet() as fleet:
         old = await fleet.add("a", words_pool())
         async with gateway(fleet, tmp_path) as front:
-            events = front.client.generate(replace(ENDLESS, max_tokens=40))
-            heard = [await anext(events), await anext(events)]
             old.gate.clear()
+            events = front.client.generate(replace(ENDLESS, max_tokens=40))
+            heard = [await anext(events)]
+            await begin(old)
+            heard.append(await anext(events))
             await old.die()
             fleet.manager.tell(gone=(old.info.worker_id,))
             await front.until_fleet(lambda names: not names)

@@ -71,6 +71,16 @@ def test_tags_are_eight_bytes_of_the_name_alone() -> None:
         ),
         ("[tenants.acme]\napi_key_sha256 = [7]", r"^tenants.acme.api_key_sha256\[0\]: wanted 64 hexadecimal digits"),
         ("[tenants.acme]\ncache_floor = 'much'", "^tenants.acme.cache_floor: wanted a part of a pool, as 25% or"),
+        ("[tenants.acme]\nweight = 0", "^tenants.acme.weight: wanted a number from 0.01 to 100$"),
+        ("[tenants.acme]\nweight = true", "^tenants.acme.weight: wanted a number from 0.01 to 100$"),
+        (
+            "[tenants.acme]\nrequests_per_minute = 0",
+            "^tenants.acme.requests_per_minute: wanted a whole number from 1 to 1000000000000$",
+        ),
+        (
+            "[tenants.acme]\ntokens_per_minute = 1.5",
+            "^tenants.acme.tokens_per_minute: wanted a whole number from 1 to 1000000000000$",
+        ),
         ("[tenants.acme]\nretention_quota = '101%'", "^tenants.acme.retention_quota: wanted at most 100%, got '101%'$"),
         (
             f"[tenants.a]\napi_key_sha256 = ['{digest('k')}']\n[tenants.b]\napi_key_sha256 = ['{digest('k')}']",

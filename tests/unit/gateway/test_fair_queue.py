@@ -1,0 +1,86 @@
+"""Turns between flows, against plain lists, and the bound on what one flow may get more than another."""
+
+from itertools import combinations, count
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.core.fair_queue import FairQueue
+
+QUANTUM = 16
+LARGEST = 40
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+flows = st.sampled_from(sorted(WEIGHTS))
+
+
+class Turns(RuleBasedStateMachine):
+    """The order within a flow is that of a sorted list; between two flows that wait, tokens keep to their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: FairQueue[str, int] = FairQueue(QUANTUM)
+        self.items = count()
+        self.tokens: dict[int, int] = {}
+        self.waiting: dict[str, list[tuple[int, int]]] = {flow: [] for flow in WEIGHTS}
+        """(lower is sooner, item)."""
+        self.shared = {pair: dict.fromkeys(pair, 0.0) for pair in combinations(WEIGHTS, 2)}
+        """Of each two flows, what each was served by weight since both have been waiting."""
+
+    def remove(self, item: int) -> str:
+        flow = next(flow for flow, line in self.waiting.items() if any(item == other for _, other in line))
+        self.waiting[flow] = [entry for entry in self.waiting[flow] if entry[1] != item]
+        return flow
+
+    @rule(flow=flows, tokens=st.integers(1, LARGEST), priority=st.integers(-1, 1))
+    def add(self, flow: str, tokens: int, priority: int) -> None:
+        item = next(self.items)
+        self.tokens[item] = tokens
+        self.queue.add(flow, item, tokens=tokens, weight=WEIGHTS[flow], priority=priority)
+        self.waiting[flow] = sorted([*self.waiting[flow], (-priority, item)])
+
+    @precondition(lambda self: len(self.queue) > 0)
+    @rule()
+    def serve(self) -> None:
+        item = self.queue.head()
+        assert item is not None
+        self.queue.serve(item)
+        flow = next(flow for flow, line in self.waiting.items() if any(item == other for _, other in line))
+        assert item == self.waiting[flow][0][1], "somebody of its flow was before it"
+        self.remove(item)
+        for pair, got in self.shared.items():
+            if flow in pair:
+                got[flow] += self.tokens[item] / WEIGHTS[flow]
+
+    @precondition(lambda self: len(self.queue) > 0)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        item = data.draw(st.sampled_from(sorted(item for line in self.waiting.values() for _, item in line)))
+        self.queue.discard(item)
+        self.remove(item)
+
+    @invariant()
+    def nobody_is_lost(self) -> None:
+        self.queue.check()
+        assert len(self.queue) == sum(map(len, self.waiting.values()))
+        assert self.queue.tokens == sum(self.tokens[item] for line in self.waiting.values() for _, item in line)
+        assert (self.queue.head() is None) == (len(self.queue) == 0)
+
+    @invariant()
+    def of_two_that_wait_none_gets_ahead_by_more_than_a_turn(self) -> None:
+        for pair, got in self.shared.items():
+            one, other = pair
+            if not (self.waiting[one] and self.waiting[other]):
+                self.shared[pair] = dict.fromkeys(pair, 0.0)
+                continue
+            bound = QUANTUM + LARGEST / WEIGHTS[one] + LARGEST / WEIGHTS[other]
+            assert abs(got[one] - got[other]) <= bound, (pair, got)
+
+    @invariant()
+    def what_is_before_a_newcomer_is_no_more_than_all_there_is(self) -> None:
+        for flow in WEIGHTS:
+            before = self.queue.tokens_before(flow)
+            own = sum(self.tokens[item] for _, item in self.waiting[flow])
+            assert own <= before <= self.queue.tokens
+
+
+TestTurns = Turns.TestCase
