@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint kernels test-compose test-load bench clean
+.PHONY: help setup demo test lint chaos kernels test-compose test-load bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -24,9 +24,13 @@ demo: $(VENV)/stamp-local  ## start a small model and watch a prompt being remem
 	$(BIN)/octavo demo
 	@echo "(The commands are in $(BIN): . $(BIN)/activate)"
 
-test: setup  ## run the tests (all but those that start containers)
+test: setup  ## run the tests (all but those that start containers, and the chaos run)
 	$(BIN)/octavo model fetch
-	$(BIN)/pytest -m "not compose and not load"
+	$(BIN)/pytest -m "not compose and not load and not chaos"
+
+chaos: setup  ## break a fleet under load for two minutes, and look that no request is lost
+	$(BIN)/octavo model fetch
+	$(BIN)/pytest -m chaos tests/fault
 
 lint: setup  ## check style, types, imports and generated code
 	$(BIN)/ruff check .

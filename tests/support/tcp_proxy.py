@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server: it may delay every byte, and end TLS."""
+"""A TCP proxy in front of a server: it may delay every byte, hold all of them back, and end TLS."""
 
 import asyncio
 import ssl
@@ -14,6 +14,9 @@ class TcpProxy:
 
     def __init__(self, target: int) -> None:
         self.delay = 0.0
+        self.flows = asyncio.Event()
+        """While it is not set, nothing passes, and nobody is told: a partition."""
+        self.flows.set()
         self.port = 0
         self._target = target
         self._tasks: set[asyncio.Task[None]] = set()
@@ -40,6 +43,7 @@ class TcpProxy:
             while chunk := await source.read(1 << 16):
                 if self.delay:
                     await asyncio.sleep(self.delay)
+                await self.flows.wait()
                 sink.write(chunk)
                 await sink.drain()
 
