@@ -71,23 +71,26 @@ class NativeSmallOps:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `SmallOps`."""
-        if not _plain_norm(x, weight, residual):
+        width = x.shape[-1]
+        if _plain_norm(x, weight, residual):
+            heads, strides = 1, (width, 0, width, 0)
+        else:
             check_norm(x, weight, residual)
             _check_support("x", x, x.dtype)
+            heads = x.shape[1] if x.dim() == 3 else 1
+            strides = (*_row_strides(x), *((0, 0) if residual is None else _row_strides(residual)))
         out = torch.empty(x.shape, dtype=x.dtype)
-        heads = x.shape[1] if x.dim() == 3 else 1
         self._rms_norm(
             _NORM.pack(
                 x.data_ptr(),
                 address(residual),
                 weight.data_ptr(),
                 out.data_ptr(),
-                *_row_strides(x),
-                *((0, 0) if residual is None else _row_strides(residual)),
+                *strides,
                 self._parallel,
-                x.shape[0],
+                len(x),
                 heads,
-                x.shape[-1],
+                width,
                 x.dtype is torch.bfloat16,
                 torch.get_num_threads(),
                 eps,
@@ -189,8 +192,9 @@ class NativeSmallOps:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `SmallOps`."""
-        check_gated(gate_up)
-        _check_support("gate_up", gate_up, gate_up.dtype)
+        if not _plain_gate(gate_up):
+            check_gated(gate_up)
+            _check_support("gate_up", gate_up, gate_up.dtype)
         tokens, both = gate_up.shape
         width = both // 2
         out = torch.empty((tokens, width), dtype=gate_up.dtype)
@@ -294,6 +298,17 @@ def _plain_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | 
                 residual.is_cpu and residual.dtype is x.dtype and residual.shape == x.shape and residual.is_contiguous()
             )
         )
+    )
+
+
+def _plain_gate(gate_up: torch.Tensor) -> bool:
+    """Likewise."""
+    return (
+        gate_up.dtype in DTYPES
+        and gate_up.is_cpu
+        and gate_up.dim() == 2
+        and gate_up.is_contiguous()
+        and not gate_up.shape[1] % 2
     )
 
 
