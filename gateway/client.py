@@ -107,7 +107,8 @@ class _Tries:
     def pause_after(self, failure: Exception) -> float:
         """Seconds until the next try. Raises the failure where none may follow."""
         self._made += 1
-        pause = self._retries.pause(self._made, random.random())
+        asked = failure.retry_after_seconds if isinstance(failure, OctavoError) else None
+        pause = self._retries.pause(self._made, random.random(), asked)
         left = self.seconds_left
         if pause is None or (left is not None and pause >= left):
             raise failure
@@ -528,7 +529,10 @@ def _outcome_from_wire(reply: gateway_v1.GenerateBatchReply) -> Event | Ended:
     failure = reply.failure
     if not failure.reason and failure.code == _DEADLINE_EXCEEDED:
         return TimeoutError(failure.message)
-    return error_named(failure.reason, failure.message)
+    error = error_named(failure.reason, failure.message)
+    if failure.HasField("retry_after_seconds"):
+        error.retry_after_seconds = failure.retry_after_seconds
+    return error
 
 
 def _model_from_wire(model: gateway_v1.Model) -> Model:

@@ -126,7 +126,12 @@ def failure_to_wire(error: OctavoError | TimeoutError) -> gateway_v1.Failure:
     if isinstance(error, TimeoutError):
         return gateway_v1.Failure(code=_number(grpc.StatusCode.DEADLINE_EXCEEDED), message=str(error))
     reason = type(error).__name__
-    return gateway_v1.Failure(code=_number(STATUS_OF[type(error)]), reason=reason, message=shortened(str(error)))
+    return gateway_v1.Failure(
+        code=_number(STATUS_OF[type(error)]),
+        reason=reason,
+        message=shortened(str(error)),
+        retry_after_seconds=error.retry_after_seconds,
+    )
 
 
 def _number(code: grpc.StatusCode) -> int:

@@ -29,15 +29,16 @@ class Retries:
         if not 0 <= self.first_seconds <= self.longest_seconds:
             raise ValueError(f"first_seconds: {self.first_seconds}, wanted 0 to longest_seconds {self.longest_seconds}")
 
-    def pause(self, attempts: int, chance: float) -> float | None:
+    def pause(self, attempts: int, chance: float, asked: float | None = None) -> float | None:
         """Seconds to wait when so many attempts have failed, or None where no other may follow.
 
-        `chance` in [0, 1) spreads clients that failed together over the whole pause ("full jitter").
+        `chance` in [0, 1) spreads clients that failed together over the whole pause ("full jitter"), which begins when
+        the `asked` seconds are over that the refusal named.
         """
         if attempts >= self.attempts:
             return None
         longest = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
-        return chance * longest
+        return (asked or 0.0) + chance * longest
 
 
 SOME = Retries()

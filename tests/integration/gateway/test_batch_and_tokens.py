@@ -11,7 +11,7 @@ from gateway.bounds import Bounds
 from gateway.client import Client, Completion, Model
 from gateway.core.events import Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Limits, TextPrompt
-from octavo.errors import InvalidRequest, UnknownModel
+from octavo.errors import InvalidRequest, QueueFull, UnknownModel
 from tests.support import words
 from tests.support.fake_fleet import FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -103,6 +103,8 @@ async def test_the_deadline_of_a_batch_ends_each_of_its_requests(fleet: FakeFlee
 async def test_a_batch_takes_as_many_places_as_it_has_requests(fleet: FakeFleet, tmp_path: Path) -> None:
     async with gateway(fleet, tmp_path, Bounds(max_running=1, max_waiting=1)) as front:
         outcomes = await front.client.complete_batch([asking("a"), asking("b"), asking("c")])
+    [full] = [outcome for outcome in outcomes if isinstance(outcome, QueueFull)]
+    assert full.retry_after_seconds
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Completion", "Completion", "QueueFull"]
 
 

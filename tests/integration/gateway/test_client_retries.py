@@ -94,7 +94,7 @@ each_way = pytest.mark.parametrize("ask", [*STREAMS, tokenize, tokenize_plainly]
 @each_way
 @pytest.mark.parametrize("refusal", [QueueFull, PoolExhausted, NoWorker, Draining, WorkerLost])
 async def test_what_was_refused_for_the_moment_is_asked_again(ask: Ask, refusal: type[OctavoError]) -> None:
-    moody = Moody(refusal("not now"), refusal("nor now"))
+    moody = Moody(refusal("not now", retry_after_seconds=0.0), refusal("nor now", retry_after_seconds=0.01))
     async with served(moody) as address:
         assert await ask(address, AT_ONCE) in ("well", "(5,)")
     assert moody.calls == 3
@@ -102,7 +102,7 @@ async def test_what_was_refused_for_the_moment_is_asked_again(ask: Ask, refusal:
 
 @each_way
 async def test_after_the_last_attempt_the_refusal_is_the_answer(ask: Ask) -> None:
-    moody = Moody(*[QueueFull(f"number {at}") for at in range(9)])
+    moody = Moody(*[QueueFull(f"number {at}", retry_after_seconds=0.0) for at in range(9)])
     async with served(moody) as address:
         with pytest.raises(QueueFull, match="number 2"):
             await ask(address, AT_ONCE)
@@ -144,6 +144,17 @@ async def test_nobody_waits_beyond_the_deadline_for_another_attempt(ask: Ask) ->
         with pytest.raises(QueueFull):
             await ask(address, MUCH_LATER)
     assert moody.calls == 1
+
+
+@each_way
+async def test_nobody_comes_back_before_the_refusal_said(ask: Ask) -> None:
+    """That is after the deadline here: the refusal comes at once, and tells when to come."""
+    moody = Moody(QueueFull("full", retry_after_seconds=1e4))
+    async with served(moody) as address:
+        with pytest.raises(QueueFull) as refusal:
+            await ask(address, AT_ONCE)
+    assert moody.calls == 1
+    assert refusal.value.retry_after_seconds == 1e4
 
 
 @each_way

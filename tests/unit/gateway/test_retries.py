@@ -13,15 +13,16 @@ from gateway.core.retries import NEVER, Retries
     first=st.floats(0, 10),
     longest=st.floats(10, 1e6),
     chance=st.floats(0, 1, exclude_max=True),
+    asked=st.none() | st.floats(0, 100),
 )
 def test_pauses_grow_up_to_a_bound_and_end(
-    attempts: int, made: int, first: float, longest: float, chance: float
+    attempts: int, made: int, first: float, longest: float, chance: float, asked: float | None
 ) -> None:
-    pause = Retries(attempts=attempts, first_seconds=first, longest_seconds=longest).pause(made, chance)
+    pause = Retries(attempts=attempts, first_seconds=first, longest_seconds=longest).pause(made, chance, asked)
     if made >= attempts:
         assert pause is None
     else:
-        assert pause == chance * min(longest, first * 2.0 ** min(made - 1, 60))
+        assert pause == (asked or 0.0) + chance * min(longest, first * 2.0 ** min(made - 1, 60))
 
 
 def test_never_is_never() -> None:
