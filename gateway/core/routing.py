@@ -2,16 +2,19 @@
 
     cost = prefill    prompt tokens to compute there (what no hit covers)
          + queued     prompt tokens queued there before it (but for its own, which it would wait for anywhere)
-         + others     (REMEMBERED_SHARE + prompts that wait, per worker) x prefill, less for those who hold much of it
+         + others     (REMEMBERED_SHARE x occupied + prompts that wait, per worker) x what is computed in vain
          + decode     DECODE_SHARE x positions held there (every one is read again in every step)
          + memory     positions that do not fit, and EVICTION_SHARE x those that will push something out
 
-The first two are the request's own wait. `others` is what computing costs everybody else: the blocks push out others
-that would have been found, and whoever waits in the fleet waits so much longer. So a prompt stays with its holder while
-that costs a moderate wait; in a fleet where many wait it stays at nearly any price, for there to compute twice is what
-makes them wait; and where nobody holds anything, only the queues count. What a hit saves counts by the part that it is
-of all there is to save: a small part is a head that many prompts have in common and every worker soon holds, a large
-one is the prompt's own conversation.
+The first two are the request's own wait. `others` is what it costs everybody else to compute what the best holder has:
+the blocks push out others that would have been found, and whoever waits in the fleet waits so much longer. So a prompt
+stays with its holder while that costs a moderate wait; in a fleet where many wait it stays at nearly any price, for
+there to compute twice is what makes them wait; and where nobody holds anything, only the queues count. What a hit saves
+counts by the part that it is of all there is to save: a small part is a head that many prompts have in common and every
+worker soon holds, a large one is the prompt's own conversation.
+
+A worker that has just come pushes nothing out: it is sent prompts that others hold as soon as their queues cost more
+than computing anew, and less readily as it fills up.
 
 One unit for all terms, because counting requests does not see long prompts. Ties break at random, or every gateway
 would send its first requests to the same worker. Pure: the random numbers are an argument.
@@ -27,8 +30,8 @@ from gateway.core.in_flight import Hit
 from octavo.hashing import digest_of, token_bytes
 from octavo.ids import WorkerId
 
-REMEMBERED_SHARE = 12.0
-"""Of a token that is computed: what it pushes out may be asked for again. From 9 to 12 little changes."""
+REMEMBERED_SHARE = 16.0
+"""Of a token that is computed in a full pool: what it pushes out may be asked for again. From 12 on little changes."""
 DECODE_SHARE = 1 / 16
 """Of a held position against a computed one; on recorded traffic it did better than counting them alike."""
 EVICTION_SHARE = 1 / 16
@@ -64,6 +67,8 @@ class Surroundings:
     """Per worker."""
     most_prefill: int
     """What it would compute at the worker that has least of it."""
+    least_prefill: int
+    """At the one that has most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +123,11 @@ def choose(
         (standing, hits.get(standing.info.worker_id, _NO_HIT))
         for standing in _worth_judging(work, standings, hits, draw)
     ]
+    prefills = [len(work.prompt) - _reused(work, hit) for _, hit in judged]
     fleet = Surroundings(
         waiting_prompts=sum(standing.queued_prompts for standing in standings) / len(standings),
-        most_prefill=max(len(work.prompt) - _reused(work, hit) for _, hit in judged),
+        most_prefill=max(prefills),
+        least_prefill=min(prefills),
     )
     candidates = tuple(_judged(work, standing, hit, fleet) for standing, hit in judged)
     least = min(candidate.cost.total for candidate in candidates)
@@ -135,10 +142,11 @@ def cost_of(work: Work, standing: Standing, hit: Hit, fleet: Surroundings) -> Co
     wanted = prefill + work.output_tokens
     shortage = max(0, wanted + standing.held_tokens - capacity)
     occupied = min(1.0, (standing.held_tokens + standing.cached_tokens) / capacity)
+    per_token = REMEMBERED_SHARE * occupied + fleet.waiting_prompts
     return Cost(
         prefill_tokens=prefill,
         queued_tokens=max(0, standing.queued_tokens - hit.coming_tokens),
-        others_tokens=_cost_to_others(prefill, fleet),
+        others_tokens=per_token * _in_vain(prefill, fleet),
         decode_tokens=DECODE_SHARE * standing.held_tokens,
         memory_tokens=shortage + EVICTION_SHARE * occupied * wanted,
     )
@@ -153,9 +161,10 @@ def home_of(prompt: Sequence[int], standings: Sequence[Standing]) -> Standing:
     return max(standings, key=lambda standing: digest_of(standing.info.worker_id.encode(), key))
 
 
-def _cost_to_others(prefill: int, fleet: Surroundings) -> float:
-    saved = fleet.most_prefill - prefill
-    return (REMEMBERED_SHARE + fleet.waiting_prompts) * (fleet.most_prefill - saved**2 / fleet.most_prefill)
+def _in_vain(prefill: int, fleet: Surroundings) -> float:
+    """What is computed though the best holder has it; see above how savings count."""
+    most = fleet.most_prefill
+    return ((most - fleet.least_prefill) ** 2 - (most - prefill) ** 2) / most
 
 
 def _judged(work: Work, standing: Standing, hit: Hit, fleet: Surroundings) -> Candidate:

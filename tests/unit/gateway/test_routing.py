@@ -15,7 +15,9 @@ from octavo.records import PLAIN, WorkerInfo
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16
-UNSEEN = Surroundings(waiting_prompts=0, most_prefill=200)
+WARM = {"cached_blocks": 1024}
+"""A worker whose pool is full of what it remembers."""
+UNSEEN = Surroundings(waiting_prompts=0, most_prefill=200, least_prefill=1)
 """Somebody has nothing of a prompt of 200 tokens, and nobody waits."""
 
 
@@ -52,8 +54,9 @@ def test_an_unseen_prompt_goes_to_the_idle_worker_with_the_larger_pool() -> None
 
 
 def test_a_long_queue_outweighs_a_short_hit_and_a_short_queue_does_not() -> None:
-    assert chosen(work(), worker("holder", queued_prefill_tokens=1900), worker("idle"), holder=160) == "idle"
-    assert chosen(work(), worker("holder", queued_prefill_tokens=900), worker("idle"), holder=160) == "holder"
+    idle = worker("idle", **WARM)
+    assert chosen(work(), worker("holder", queued_prefill_tokens=2900, **WARM), idle, holder=160) == "idle"
+    assert chosen(work(), worker("holder", queued_prefill_tokens=1500, **WARM), idle, holder=160) == "holder"
 
 
 def test_a_pool_that_is_held_to_the_brim_is_avoided_even_by_those_it_holds_a_prefix_for() -> None:
@@ -125,22 +128,31 @@ def test_every_term_of_the_cost_is_named() -> None:
     standing = standings(
         worker("a", spec=pool(num_blocks=100), queued_prefill_tokens=70, held_blocks=20, cached_blocks=30)
     )[0]
-    fleet = Surroundings(waiting_prompts=1.5, most_prefill=200)
+    fleet = Surroundings(waiting_prompts=1.5, most_prefill=200, least_prefill=8)
     cost = cost_of(work(200, output=40), standing, Hit(160), fleet)
 
     assert (cost.prefill_tokens, cost.queued_tokens) == (40, 70)
     assert cost.decode_tokens == 20 * BLOCK / 16
     assert cost.memory_tokens == (40 + 40) * 0.5 / 16
-    assert cost.others_tokens == (REMEMBERED_SHARE + 1.5) * (200 - 160 * 160 / 200)
+    assert cost.others_tokens == (REMEMBERED_SHARE * 0.5 + 1.5) * (192 * 192 - 160 * 160) / 200
     assert cost.total == 40 + 70 + cost.others_tokens + 20 + 2.5
+
+
+def test_a_newcomer_gets_its_share_of_a_warm_fleet_until_it_is_as_warm() -> None:
+    """It holds nothing of any prompt, and pushes nothing out for one."""
+    fleet = [worker(name, queued_prefill_tokens=400, **WARM) for name in "abc"]
+
+    assert chosen(work(), *fleet, worker("new"), a=192, b=192, c=192) == "new"
+    assert chosen(work(), *fleet, worker("new", **WARM), a=192, b=192, c=192) != "new"
+    assert chosen(work(), worker("a", queued_prefill_tokens=100, **WARM), worker("new"), a=192) == "a"
 
 
 def test_where_many_wait_a_prompt_stays_with_its_holder_for_longer() -> None:
     """What is computed twice is waited for by all of them."""
-    few = {"holder": worker("holder", queued_prefill_tokens=1900), "other": worker("other")}
+    few = {"holder": worker("holder", queued_prefill_tokens=2900, **WARM), "other": worker("other", **WARM)}
     many = {
-        "holder": worker("holder", queued_prefill_tokens=1900, waiting_sequences=9),
-        "other": worker("other", waiting_sequences=9),
+        "holder": worker("holder", queued_prefill_tokens=2900, waiting_sequences=9, **WARM),
+        "other": worker("other", waiting_sequences=9, **WARM),
     }
     assert chosen(work(), *few.values(), holder=160) == "other"
     assert chosen(work(), *many.values(), holder=160) == "holder"
