@@ -85,12 +85,13 @@ def test_the_process_knows_nothing_of_the_gateways_environment(monkeypatch: pyte
     monkeypatch.setenv("OCTAVO_SALT_SECRET", "hidden")
     template = Template("{{ bos_token }}", {"bos_token": "<s>"})
     assert template.render(HELLO) == "<s>"
-    [process] = [
-        int(entry.name)
+    environments = [
+        (entry / "environ").read_bytes()
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and is_child(entry) and b"template_process" in (entry / "cmdline").read_bytes()
     ]
-    assert b"OCTAVO" not in Path(f"/proc/{process}/environ").read_bytes()
+    assert environments
+    assert not any(b"OCTAVO" in environment for environment in environments)
 
 
 def is_child(entry: Path) -> bool:
