@@ -104,6 +104,34 @@ def test_a_chat_is_the_same_streamed_or_whole(client: OpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_logprobs_tell_why_greedy_text_is_what_it_is(client: OpenAI) -> None:
+    """S49, over HTTP."""
+    prompt = "The capital of France is"
+    echoed, again = (
+        client.completions.create(
+            model="smollm2", prompt=prompt, max_tokens=3, temperature=0, logprobs=2, echo=True
+        ).choices[0]
+        for _ in range(2)
+    )
+    chat = client.chat.completions.create(
+        model="smollm2", messages=CHAT, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2
+    ).choices[0]
+
+    told: Any = echoed.logprobs
+    warm: Any = again.logprobs
+    assert warm.tokens == told.tokens
+    assert warm.token_logprobs[1:] == pytest.approx(told.token_logprobs[1:], abs=1e-4)
+    assert "".join(told.tokens) == echoed.text
+    assert echoed.text.startswith(prompt)
+    assert told.token_logprobs[0] is None
+    for logprob, top in zip(told.token_logprobs[-3:], told.top_logprobs[-3:], strict=True):
+        assert logprob == max(top.values())
+    assert chat.logprobs is not None
+    entries = chat.logprobs.content or []
+    assert [entry.token for entry in entries] == [entry.top_logprobs[0].token for entry in entries]
+    assert "".join(entry.token for entry in entries) == chat.message.content
+
+
 async def test_many_asynchronous_clients_share_one_stack(stack: Stack) -> None:
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="any", max_retries=0) as client:
 
