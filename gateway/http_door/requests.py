@@ -79,6 +79,8 @@ class GenerationFields(Fields):
     """Tell `token_ids` and `prompt_token_ids`."""
     cache_salt: str | None = None
     """Prompts of different salts never share what is remembered."""
+    priority: Int32 | None = None
+    """Among the tenant's own requests; the higher is served sooner."""
     retain_seconds: Int32 | None = None
     """How long what was computed should stay."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] | None = None
@@ -137,6 +139,7 @@ class GenerationFields(Fields):
             best_of=self.best_of if beam is None else None,
             beam=beam,
             cache_salt=self.cache_salt or "",
+            priority=_or(self.priority, 0),
             retain_seconds=_or(self.retain_seconds, 0),
         )
 
@@ -306,7 +309,7 @@ class ChatRequest(GenerationFields):
     moderation: Unserved = None
     web_search_options: Unserved = None
     store: Annotated[Any, Only(False, why="this server keeps no answers")] = None
-    service_tier: Annotated[Any, Only("auto", "default", why="this server has one tier")] = None
+    service_tier: Annotated[Any, Only("auto", "default", why="this server has one tier; see priority")] = None
     metadata: Ignored = None
     prediction: Ignored = None
     prompt_cache_key: Ignored = None

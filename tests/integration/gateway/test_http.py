@@ -211,7 +211,7 @@ async def test_every_form_of_sampling_reaches_the_worker(http: httpx2.AsyncClien
     for path, body in (
         ("completions", {"prompt": [5, 6], "max_tokens": 2, "echo": True, "logprobs": 4} | knobs | more),
         ("completions", {"prompt": [5, 6], "max_tokens": 2} | search),
-        ("chat/completions", {"max_tokens": 2, "timeout_seconds": 30, "retain_seconds": 60} | chat),
+        ("chat/completions", {"max_tokens": 2, "timeout_seconds": 30, "retain_seconds": 60, "priority": -7} | chat),
     ):
         await http.post(f"/v1/{path}", json=body)
 
@@ -225,6 +225,7 @@ async def test_every_form_of_sampling_reaches_the_worker(http: httpx2.AsyncClien
     assert (searched.sampling.temperature, searched.samples) == (0.0, 2)
     assert (chatted.logprobs, chatted.prompt_logprobs, chatted.retain_seconds) == (5, 3, 60)
     assert chatted.scope.salt
+    assert chatted.priority == -7
 
 
 async def test_text_becomes_tokens_and_tokens_text(http: httpx2.AsyncClient, client: AsyncOpenAI) -> None:
