@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.fleet_model import ModelledFleet, Rates
-from bench.replay import Arrival
-from bench.routing import SHARES, main, working_set
+from bench.replay import Arrival, timed
+from bench.routing import SHARES, cut, main, setting, working_set
 from bench.routing_rivals import octavo, policies
 
 
@@ -41,3 +41,11 @@ def test_a_prompt_that_came_before_waits_for_nothing_but_its_last_tokens() -> No
     outcome = fleet.play(arrivals, 1.0, octavo, seed=1)
     assert (outcome.hit_percent, outcome.prediction_error_percent) == (50, 0)
     assert outcome.ttft_p95 == pytest.approx(4.0)
+
+
+def test_over_a_trace_what_is_predicted_is_within_one_per_cent_of_what_is_found() -> None:
+    """S46, with an index that is exact: what errs is what is evicted, or computed elsewhere, while a request waits."""
+    trace = cut(timed("agent_text"), 20_000)
+    outcome = setting(trace, 25, Rates(), busy=0.7).play("octavo")
+    assert outcome.hit_percent > 50
+    assert outcome.prediction_error_percent <= 1
