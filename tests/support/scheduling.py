@@ -117,8 +117,8 @@ class World:
         """Called while an exchange is under way."""
         self.in_step: Callable[[], None] = lambda: None
         """Called while a step runs."""
-        self.late_grants = False
-        """Grants come after the step under way has ended."""
+        self.lateness = 0
+        """A grant comes while the step runs that it was asked beside; 1: after it; 2: while the next one runs."""
         self.open_books()
 
     def open_books(self) -> None:
@@ -126,6 +126,7 @@ class World:
         self.told_cache_epoch = NEVER_RESET
         self.waits: set[tuple[SequenceId, SequenceId]] = set()
         self._reopened = False
+        self._late: Grant | None = None
         self._step = 0
 
     def submit(self, wanted: Submission, gateway: GatewayKey = GATEWAY) -> None:
@@ -144,9 +145,9 @@ class World:
     def hear_no_answer(self) -> None:
         """The manager takes an exchange in and dies with it, if there is something to tell or ask."""
         plan = self.scheduler.plan_step() if self.overlap else StepPlan(())
-        if (exchange := self.scheduler.ask(EPOCH, self._step + 1)) is not None:
+        if self._late is None and (exchange := self.scheduler.ask(EPOCH, self._step + 1)) is not None:
             self.ledger.apply(exchange)
-        self._finish(plan)
+        self.finish(plan)
 
     def recover(self, *, alone: int = 0, opening: Callable[[], None] = lambda: None) -> None:
         """Another manager opens the books again, after so many steps without one. `opening` is called meanwhile."""
@@ -154,13 +155,13 @@ class World:
         self.scheduler.lost()
         self.scheduler.check()
         for _ in range(alone):
-            self._finish(self.scheduler.plan_step())
+            self.finish(self.scheduler.plan_step())
         restoration = Restoration(self.spec)
         for part in self.scheduler.inventory():
             restoration.add(part)
         opening()
         for _ in restoration.steps():
-            self._finish(self.scheduler.plan_step())
+            self.finish(self.scheduler.plan_step())
         self.open_books()
         self.ledger = restoration.open(EPOCH, told, min_copy_tokens=self.min_copy_tokens)
         if wanted > told:  # a reset that the worker had not heard of
@@ -209,6 +210,8 @@ class World:
     def plan(self) -> StepPlan:
         """A step, after rounds until the manager and the scheduler agree, unless somebody could run before."""
         plan = self.scheduler.plan_step() if self.overlap else StepPlan(())
+        if not plan.chunks:
+            self._take_late()
         for _ in range(1000):
             if plan.chunks or not self.exchange():
                 return plan if plan.chunks else self.scheduler.plan_step()
@@ -218,17 +221,26 @@ class World:
         """One whole step, with the exchange beside it."""
         plan = self.plan()
         self.rounds_before_step = len(self.exchanges)
-        for chunk in plan.chunks:  # books that were opened again know equal blocks as one; the next grant tells it
-            assert self._reopened or chunk.table == self.ledger.blocks(chunk.sequence)
+        # Books that were opened again know equal blocks as one; the next grant tells it, as does one that is late.
+        for chunk in plan.chunks:
+            known = not self._reopened and self._late is None
+            assert not known or chunk.table == self.ledger.blocks(chunk.sequence)
+        self._take_late()
         grant = self.ask() if self.overlap and plan.chunks else None
-        if not self.late_grants:
+        if self.lateness == 0:
             self.take(grant)
-        self._finish(plan)
-        if self.late_grants:
+        self.finish(plan)
+        if self.lateness == 1:
             self.take(grant)
+        elif self.lateness == 2:
+            self._late = grant
         return plan
 
-    def _finish(self, plan: StepPlan) -> None:
+    def _take_late(self) -> None:
+        grant, self._late = self._late, None
+        self.take(grant)
+
+    def finish(self, plan: StepPlan) -> None:
         """Run a step that was planned."""
         if plan.chunks:
             assert sum(len(chunk.tokens) for chunk in plan.chunks) <= self.max_step_tokens
@@ -242,7 +254,7 @@ class World:
     def run(self, most_steps: int = 10_000) -> None:
         """Until nothing waits or runs and the manager has been told all."""
         for _ in range(most_steps):
-            if not self.scheduler.has_news:
+            if not self.scheduler.has_news and self._late is None:
                 return
             self.step()
         raise AssertionError(f"not at rest after {most_steps} steps: {self.scheduler.load()}")

@@ -448,3 +448,21 @@ def test_a_request_whose_prefix_is_evicted_while_it_waits_is_computed_anew_and_t
     world.run()
     world.assert_served(3)
     assert world.gateways.of(3).cached_tokens == 0
+
+
+def test_who_is_cancelled_in_the_midst_of_a_step_is_freed_after_it():
+    world = World(overlap=True)
+    for request in range(2):
+        world.submit(submission(request, prompt_of(request, 5), 8))
+    world.step()
+    plan = world.plan()
+    assert len(plan.chunks) == 2
+    world.scheduler.cancel(GATEWAY, 1)
+    world.exchange()
+    assert [exchange.finished for exchange, _ in world.exchanges if exchange.finished] == []
+    world.finish(plan)
+    world.exchange()
+    assert world.exchanges[-1][0].finished == (plan.chunks[1].sequence,)
+    world.run()
+    world.assert_served(0)
+    world.assert_at_rest()

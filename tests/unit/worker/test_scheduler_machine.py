@@ -104,9 +104,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt_logprobs=data.draw(st.sampled_from([None, None, 0]), label="prompt_logprobs"),
         )
 
-    @rule(steps=st.integers(1, 4), late=st.booleans())
-    def step(self, steps: int, late: bool) -> None:
-        self.world.late_grants = late
+    @rule(steps=st.integers(1, 4), lateness=st.integers(0, 2))
+    def step(self, steps: int, lateness: int) -> None:
+        self.world.lateness = lateness
         for _ in range(steps):
             self.world.step()
 
