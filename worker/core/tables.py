@@ -100,8 +100,13 @@ class Tables:
 
     @property
     def returning(self) -> int:
-        """About how many blocks the frees in the next exchange will give back; shared ones count for each owner."""
-        return sum(len(left.table) for sequence, left in self._leaving.items() if sequence not in self._writing)
+        """How many blocks the frees in the next exchange will give back: those that nobody else has in its table."""
+        leavers = [left.table for sequence, left in self._leaving.items() if sequence not in self._writing]
+        return len({block for table in leavers for block in table[self._still_held(table) :]})
+
+    def _still_held(self, table: list[BlockId]) -> int:
+        """Leading blocks of a table that one that stays has as well: tables have beginnings in common, and no more."""
+        return max((_in_common(table, other.table) for other in self._known.values()), default=0)
 
     @property
     def untold(self) -> bool:
@@ -262,6 +267,13 @@ class Tables:
             assert sequence.told <= sequence.computed <= len(sequence.table) * self._block_size, sequence.age
             full, told = (end // self._block_size for end in (sequence.computed, sequence.told))
             assert full == told or sequence.id in self._due, sequence.age
+
+
+def _in_common(one: list[BlockId], other: list[BlockId]) -> int:
+    """Leading entries that are equal."""
+    return next(
+        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
 
 
 def _root(sequence: Sequence) -> BlockHash:

@@ -209,6 +209,18 @@ def test_whoever_comes_in_can_be_computed_to_the_end_of_its_prompt(data):
     assert world.scheduler.load().preemptions == 0
 
 
+def test_what_a_leaver_shares_with_one_that_stays_is_no_room():
+    """The blocks of a prefix that another one still holds come back with that one, not before."""
+    world = World(num_blocks=9, max_step_tokens=4)
+    prefix = prompt_of(0, 2 * SIZE)
+    world.submit(submission(0, [*prefix, 1, 2, 3], 1))
+    world.submit(submission(1, prompt_of(1, 6 * SIZE + 1), 1))
+    world.submit(submission(2, [0], 1))
+    world.submit(submission(3, [*prefix, 4, 5, 6], 1))
+    world.run()
+    assert world.scheduler.load().preemptions == 0
+
+
 def test_blocks_that_nobody_holds_are_no_room_for_those_who_will_hit_them():
     """A hit's blocks are then taken from the free ones, like any others."""
     world = World(num_blocks=4, max_step_tokens=2)
