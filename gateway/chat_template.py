@@ -45,7 +45,7 @@ class Template:
 
         Raises:
             InvalidRequest: the template refuses these messages, for example their order of roles, or it takes more
-                time, memory or characters than a template may.
+                time, memory or characters than a template may; or calls or tools are nested too deeply for it.
         """
         variables = {
             "messages": [_turn(message) for message in chat.messages],
@@ -54,8 +54,12 @@ class Template:
             "add_generation_prompt": True,
             **self._names,
         }
+        try:
+            line = json.dumps(variables).encode()
+        except RecursionError as error:  # what a client sent was shallow enough; it lies deeper in here
+            raise InvalidRequest(f"prompt.chat: nested too deeply: {error}") from error
         with self._lock:
-            answer = self._ask(json.dumps(variables).encode())
+            answer = self._ask(line)
         if "error" in answer:
             raise InvalidRequest(f"prompt.chat: the model's template refuses it: {answer['error']}")
         return answer["text"]

@@ -1,5 +1,6 @@
 """A chat template can neither reach the host nor hang the gateway."""
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -120,6 +121,20 @@ def test_a_template_sees_tools_and_their_calls_as_objects() -> None:
     )
     assert rendered(source, chat) == "f 1 1 f False"
     assert rendered("{{ tools is none }}") == "True"
+
+
+def test_calls_of_any_depth_are_rendered_or_refused() -> None:
+    """Arguments just shallow enough to be read lie a few levels deeper in what the template gets."""
+    template = Template("{{ messages[0].content }}", {})
+    ends: set[str] = set()
+    for depth in range(800, 1000):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        calls = json.dumps([{"type": "function", "function": {"name": "f", "arguments": arguments}}])
+        try:
+            ends.add(template.render(ChatPrompt((ChatMessage("assistant", "called", tool_calls=calls),))))
+        except InvalidRequest as error:
+            ends.add(str(error).split(":")[1])
+    assert ends == {"called", " nested too deeply"}
 
 
 def test_what_does_not_parse_is_told_at_once() -> None:
