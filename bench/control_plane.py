@@ -35,7 +35,7 @@ from octavo.records import Attach, Commit, Exchange, PoolSpec, Registration, Res
 from octavo.service import SERVER_OPTIONS, open_channel
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
-from octavo.wire import exchange_to_wire, registration_to_wire
+from octavo.wire.attend import exchange_to_wire, registration_to_wire
 
 FLEETS = (8, 32)
 """Workers that decode at the same time."""

@@ -33,7 +33,7 @@ from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
-from octavo.wire import report_from_wire, submission_to_wire
+from octavo.wire.serve import report_from_wire, submission_to_wire
 
 STREAMS = (64, 512)
 CALLERS = 64

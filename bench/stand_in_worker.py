@@ -37,7 +37,8 @@ from octavo.v1 import cache_manager_pb2 as manager_v1
 from octavo.v1 import cache_manager_pb2_grpc as manager_v1_grpc
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
-from octavo.wire import fleet_to_wire, report_to_wire
+from octavo.wire.fleet import fleet_to_wire
+from octavo.wire.serve import report_to_wire
 
 STEP_SECONDS = 0.02
 FIRST_TOKEN, NUM_TOKENS = 1000, 4096

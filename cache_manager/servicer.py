@@ -14,17 +14,19 @@ from octavo.records import Registration
 from octavo.status import Context
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
-from octavo.wire import (
-    audit_to_wire,
-    description_to_wire,
+from octavo.wire.attend import (
     exchange_from_wire,
-    explanation_to_wire,
-    fleet_to_wire,
     grant_to_wire,
     inventory_from_wire,
-    prompt_to_explain_from_wire,
     registered_to_wire,
     registration_from_wire,
+)
+from octavo.wire.fleet import fleet_to_wire
+from octavo.wire.insight import (
+    audit_to_wire,
+    description_to_wire,
+    explanation_to_wire,
+    prompt_to_explain_from_wire,
     reset_to_wire,
 )
 

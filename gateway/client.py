@@ -38,7 +38,8 @@ from octavo.tenants import credentials
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import beam_to_wire, finish_reason_from_wire, index_state_from_wire
+from octavo.wire.generate import index_state_from_wire
+from octavo.wire.serve import beam_to_wire, finish_reason_from_wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

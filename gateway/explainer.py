@@ -14,7 +14,7 @@ from octavo.service import open_channel
 from octavo.status import translated
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
-from octavo.wire import explanation_from_wire, prompt_to_explain_to_wire
+from octavo.wire.insight import explanation_from_wire, prompt_to_explain_to_wire
 
 PATIENCE_SECONDS = 2.0
 """For one cache manager's answer about one worker."""

@@ -16,7 +16,7 @@ from octavo.service import open_channel
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
-from octavo.wire import fleet_from_wire
+from octavo.wire.fleet import fleet_from_wire
 
 log = logging.getLogger("octavo.gateway")
 

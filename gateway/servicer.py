@@ -17,13 +17,10 @@ from octavo.records import TokenLogprobs
 from octavo.status import STATUS_OF, Context, shortened
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
-from octavo.wire import (
-    beam_from_wire,
-    explanation_to_wire,
-    finish_reason_to_wire,
-    index_state_to_wire,
-    worker_to_wire,
-)
+from octavo.wire.fleet import worker_to_wire
+from octavo.wire.generate import index_state_to_wire
+from octavo.wire.insight import explanation_to_wire
+from octavo.wire.serve import beam_from_wire, finish_reason_to_wire
 
 SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 

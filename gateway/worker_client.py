@@ -22,7 +22,7 @@ from octavo.service import open_channel
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
-from octavo.wire import report_from_wire, submission_to_wire
+from octavo.wire.serve import report_from_wire, submission_to_wire
 
 log = logging.getLogger("octavo.gateway")
 

@@ -19,7 +19,7 @@ from octavo.status import translated
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
-from octavo.wire import (
+from octavo.wire.attend import (
     exchange_to_wire,
     grant_from_wire,
     inventory_to_wire,

@@ -8,7 +8,7 @@ from octavo.errors import InvalidRequest, OctavoError
 from octavo.status import Context
 from octavo.v1 import worker_pb2 as v1
 from octavo.v1 import worker_pb2_grpc as v1_grpc
-from octavo.wire import report_to_wire, submission_from_wire
+from octavo.wire.serve import report_to_wire, submission_from_wire
 from worker.engine import Engine
 from worker.outbox import Outbox
 

@@ -7,7 +7,7 @@ from octavo.commands.managers import Metadata, answers
 from octavo.records import PoolAudit
 from octavo.v1 import cache_manager_pb2
 from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
-from octavo.wire import audit_from_wire
+from octavo.wire.insight import audit_from_wire
 
 _TIMEOUT_SECONDS = 60.0
 """A pool of a million blocks takes seconds."""

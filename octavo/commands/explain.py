@@ -15,7 +15,7 @@ from octavo.service import open_blocking_channel
 from octavo.status import translated
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
-from octavo.wire import explanation_from_wire
+from octavo.wire.insight import explanation_from_wire
 
 _TIMEOUT_SECONDS = 10.0
 

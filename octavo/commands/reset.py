@@ -9,7 +9,7 @@ from octavo.records import CacheReset
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2
 from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
-from octavo.wire import reset_from_wire
+from octavo.wire.insight import reset_from_wire
 
 _TIMEOUT_SECONDS = 5.0
 

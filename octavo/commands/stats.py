@@ -18,7 +18,8 @@ from octavo.service import open_blocking_channel
 from octavo.status import translated
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
-from octavo.wire import index_state_from_wire, worker_from_wire
+from octavo.wire.fleet import worker_from_wire
+from octavo.wire.generate import index_state_from_wire
 
 _TIMEOUT_SECONDS = 5.0
 

@@ -26,7 +26,9 @@ from octavo.status import REASON_KEY, STATUS_OF, translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from octavo.v1 import types_pb2
-from octavo.wire import audit_from_wire, exchange_to_wire, grant_from_wire, pack, registration_to_wire
+from octavo.wire.attend import exchange_to_wire, grant_from_wire, registration_to_wire
+from octavo.wire.flat import pack
+from octavo.wire.insight import audit_from_wire
 from tests.support import books, wild
 from tests.support.manager_service import WorkerStandIn, manager_process
 from tests.support.wild import mangled

@@ -3,6 +3,8 @@
 import struct
 from array import array
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo import records, wire
+import octavo.wire
+from octavo import records
 from octavo.block_record import split_records
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES, NO_SEAM, Seam
@@ -19,6 +22,7 @@ from octavo.status import STATUS_OF
 from octavo.v1 import cache_manager_pb2 as manager_v1
 from octavo.v1 import types_pb2 as types_v1
 from octavo.v1 import worker_pb2 as worker_v1
+from octavo.wire import attend, flat, fleet, insight, serve
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -184,13 +188,13 @@ reports = record(
 
 Case = tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callable[[Any], Any]]
 CASES: dict[str, Case] = {
-    "pool": (pools, wire.pool_to_wire, wire.pool_from_wire),
-    "load": (loads, wire.load_to_wire, wire.load_from_wire),
-    "worker": (workers, wire.worker_to_wire, wire.worker_from_wire),
+    "pool": (pools, fleet.pool_to_wire, fleet.pool_from_wire),
+    "load": (loads, fleet.load_to_wire, fleet.load_from_wire),
+    "worker": (workers, fleet.worker_to_wire, fleet.worker_from_wire),
     "fleet": (
         record(records.FleetUpdate, workers=several(workers), gone=several(names), snapshot=st.booleans()),
-        wire.fleet_to_wire,
-        wire.fleet_from_wire,
+        fleet.fleet_to_wire,
+        fleet.fleet_from_wire,
     ),
     "audit": (
         record(
@@ -203,13 +207,13 @@ CASES: dict[str, Case] = {
             sequences=u32,
             violation=st.text(max_size=12),
         ),
-        wire.audit_to_wire,
-        wire.audit_from_wire,
+        insight.audit_to_wire,
+        insight.audit_from_wire,
     ),
     "reset": (
         record(records.CacheReset, cache_epoch=u64, workers=u32, blocks=u64),
-        wire.reset_to_wire,
-        wire.reset_from_wire,
+        insight.reset_to_wire,
+        insight.reset_from_wire,
     ),
     "description": (
         record(
@@ -219,8 +223,8 @@ CASES: dict[str, Case] = {
             room=u32,
             blocks=several(st.builds(records.TableBlock, u32, u32, st.booleans())),
         ),
-        wire.description_to_wire,
-        wire.description_from_wire,
+        insight.description_to_wire,
+        insight.description_from_wire,
     ),
     "explanation": (
         record(
@@ -232,13 +236,13 @@ CASES: dict[str, Case] = {
             block=st.none() | u32,
             leader=st.none() | u32,
         ),
-        wire.explanation_to_wire,
-        wire.explanation_from_wire,
+        insight.explanation_to_wire,
+        insight.explanation_from_wire,
     ),
     "prompt_to_explain": (
         st.tuples(names, some_tokens, scopes),
-        lambda asked: wire.prompt_to_explain_to_wire(*asked),
-        wire.prompt_to_explain_from_wire,
+        lambda asked: insight.prompt_to_explain_to_wire(*asked),
+        insight.prompt_to_explain_from_wire,
     ),
     "registration": (
         record(
@@ -249,24 +253,24 @@ CASES: dict[str, Case] = {
             pool=pools,
             first_epoch=u64,
             last_epoch=u64,
-            inventory_parts=st.integers(0, wire.MAX_PARTS),
+            inventory_parts=st.integers(0, flat.MAX_PARTS),
             cache_epoch=u64,
         ),
-        wire.registration_to_wire,
-        wire.registration_from_wire,
+        attend.registration_to_wire,
+        attend.registration_from_wire,
     ),
-    "inventory": (inventories, wire.inventory_to_wire, wire.inventory_from_wire),
+    "inventory": (inventories, attend.inventory_to_wire, attend.inventory_from_wire),
     "registered": (
         st.builds(
             records.Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000), u64
         ),
-        wire.registered_to_wire,
-        wire.registered_from_wire,
+        attend.registered_to_wire,
+        attend.registered_from_wire,
     ),
-    "exchange": (exchanges, wire.exchange_to_wire, wire.exchange_from_wire),
-    "grant": (grants, wire.grant_to_wire, wire.grant_from_wire),
-    "sampling": (samplings, wire.sampling_to_wire, wire.sampling_from_wire),
-    "beam": (beams, wire.beam_to_wire, wire.beam_from_wire),
+    "exchange": (exchanges, attend.exchange_to_wire, attend.exchange_from_wire),
+    "grant": (grants, attend.grant_to_wire, attend.grant_from_wire),
+    "sampling": (samplings, serve.sampling_to_wire, serve.sampling_from_wire),
+    "beam": (beams, serve.beam_to_wire, serve.beam_from_wire),
     "submission": (
         record(
             records.Submission,
@@ -287,17 +291,18 @@ CASES: dict[str, Case] = {
             prompt_logprobs=st.none() | u32,
             beam=st.none() | beams,
         ),
-        wire.submission_to_wire,
-        wire.submission_from_wire,
+        serve.submission_to_wire,
+        serve.submission_from_wire,
     ),
-    "report": (reports, wire.report_to_wire, wire.report_from_wire),
+    "report": (reports, serve.report_to_wire, serve.report_from_wire),
 }
 
 
 def test_every_translation_has_its_case() -> None:
     """A new pair of functions in octavo.wire needs a line in CASES."""
-    offered = {name.removesuffix("_to_wire") for name in vars(wire) if name.endswith("_to_wire") and name[0] != "_"}
-    assert offered == {*CASES, "finish_reason", "index_state"}
+    modules = [import_module(f"octavo.wire.{found.name}") for found in iter_modules(octavo.wire.__path__)]
+    names = {name for module in modules for name in vars(module) if name.endswith("_to_wire") and name[0] != "_"}
+    assert {name.removesuffix("_to_wire") for name in names} == {*CASES, "finish_reason", "index_state", "media"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -312,106 +317,110 @@ def test_what_is_sent_is_what_arrives(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("error", STATUS_OF, ids=lambda cls: cls.__name__)
 def test_a_refusal_arrives_as_the_error_that_it_was(error: type[OctavoError]) -> None:
     sent = records.StepReport(refused=(records.Refusal(7, error("wanted 3 blocks, 1 available")),))
-    (arrived,) = wire.report_from_wire(wire.report_to_wire(sent)).refused
+    (arrived,) = serve.report_from_wire(serve.report_to_wire(sent)).refused
     assert arrived.request == 7
     assert (type(arrived.error), str(arrived.error)) == (error, "wanted 3 blocks, 1 available")
 
 
 def test_a_refusal_of_an_unknown_kind_is_still_an_error_of_ours() -> None:
     message = worker_v1.ServeReply(refused=[worker_v1.Refused(request=1, reason="FromTheFuture", message="why")])
-    (refused,) = wire.report_from_wire(message).refused
+    (refused,) = serve.report_from_wire(message).refused
     assert (type(refused.error), str(refused.error)) == (OctavoError, "why")
 
 
 def test_numbers_lie_little_endian() -> None:
-    assert wire.pack([1, 2**32 - 1]) == bytes.fromhex("01000000 ffffffff")
-    assert list(wire.unpack("field", bytes.fromhex("00010000"))) == [256]
+    assert flat.pack([1, 2**32 - 1]) == bytes.fromhex("01000000 ffffffff")
+    assert list(flat.unpack("field", bytes.fromhex("00010000"))) == [256]
 
 
 @pytest.mark.parametrize("number", [-1, 2**32])
 def test_a_number_that_is_no_u32_is_not_packed(number: int) -> None:
     with pytest.raises(OverflowError):
-        wire.pack([number])
+        flat.pack([number])
 
 
 # ---- what has no shape ----------------------------------------------------------------------------------------
 
 BYTES = b"12345"
-RUN_TOO_LONG = wire.pack([1, 3, 7])
-PLACED_RUN_TOO_LONG = wire.pack([1, 0, 3, 7])
+RUN_TOO_LONG = flat.pack([1, 3, 7])
+PLACED_RUN_TOO_LONG = flat.pack([1, 0, 3, 7])
 
 
 def with_logprobs(run: worker_v1.LogprobRun, sample: int = 0) -> worker_v1.ServeReply:
     """A report of two tokens of sample 0, and logprobs."""
     logprobs = worker_v1.SampleLogprobRun(request=1, sample=sample, tokens=run)
-    return worker_v1.ServeReply(tokens=wire.pack([1, 0, 2, 7, 8]), logprobs=[logprobs])
+    return worker_v1.ServeReply(tokens=flat.pack([1, 0, 2, 7, 8]), logprobs=[logprobs])
 
 
 def in_inventory(message: manager_v1.HeldSequence) -> records.Inventory:
-    return wire.inventory_from_wire(manager_v1.Inventory(sequences=[message]))
+    return attend.inventory_from_wire(manager_v1.Inventory(sequences=[message]))
 
 
 def records_of_four(message: manager_v1.Inventory) -> list[tuple[BlockId, bytes]]:
     """Those of blocks of four tokens."""
-    return list(split_records("inventory.published", wire.inventory_from_wire(message).published, 4))
+    return list(split_records("inventory.published", attend.inventory_from_wire(message).published, 4))
 
 
 MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
-    (wire.exchange_from_wire, manager_v1.Exchange(truncated=BYTES), "exchange.truncated: 5 bytes"),
-    (wire.exchange_from_wire, manager_v1.Exchange(truncated=wire.pack([1])), "exchange.truncated: 1 values"),
-    (wire.exchange_from_wire, manager_v1.Exchange(committed=BYTES), "exchange.committed: 5 bytes"),
-    (wire.exchange_from_wire, manager_v1.Exchange(committed=RUN_TOO_LONG), "exchange.committed: a run ends at value 5"),
-    (wire.exchange_from_wire, manager_v1.Exchange(committed=wire.pack([1])), "exchange.committed: a run ends"),
+    (attend.exchange_from_wire, manager_v1.Exchange(truncated=BYTES), "exchange.truncated: 5 bytes"),
+    (attend.exchange_from_wire, manager_v1.Exchange(truncated=flat.pack([1])), "exchange.truncated: 1 values"),
+    (attend.exchange_from_wire, manager_v1.Exchange(committed=BYTES), "exchange.committed: 5 bytes"),
     (
-        wire.exchange_from_wire,
-        manager_v1.Exchange(committed=wire.pack([1, 2**32 - 1])),
+        attend.exchange_from_wire,
+        manager_v1.Exchange(committed=RUN_TOO_LONG),
+        "exchange.committed: a run ends at value 5",
+    ),
+    (attend.exchange_from_wire, manager_v1.Exchange(committed=flat.pack([1])), "exchange.committed: a run ends"),
+    (
+        attend.exchange_from_wire,
+        manager_v1.Exchange(committed=flat.pack([1, 2**32 - 1])),
         "exchange.committed: a run ends at value 4294967297, there are 2",
     ),
     (
-        wire.exchange_from_wire,
+        attend.exchange_from_wire,
         manager_v1.Exchange(forks=[manager_v1.Fork(children=BYTES)]),
         "exchange.forks.children: 5 bytes",
     ),
-    (wire.exchange_from_wire, manager_v1.Exchange(finished=BYTES), "exchange.finished: 5 bytes"),
+    (attend.exchange_from_wire, manager_v1.Exchange(finished=BYTES), "exchange.finished: 5 bytes"),
     (
-        wire.exchange_from_wire,
+        attend.exchange_from_wire,
         manager_v1.Exchange(attaches=[manager_v1.Attach(tokens=BYTES)]),
         "exchange.attaches.tokens: 5 bytes",
     ),
     (
-        wire.exchange_from_wire,
+        attend.exchange_from_wire,
         manager_v1.Exchange(attaches=[manager_v1.Attach(salt=BYTES)]),
         "exchange.attaches.salt: 5 bytes, wanted 0 or 32",
     ),
     (
-        wire.exchange_from_wire,
+        attend.exchange_from_wire,
         manager_v1.Exchange(attaches=[manager_v1.Attach(adapter_digest=BYTES)]),
         "exchange.attaches.adapter_digest: 5 bytes, wanted 0 or 32",
     ),
     (
-        wire.exchange_from_wire,
+        attend.exchange_from_wire,
         manager_v1.Exchange(attaches=[manager_v1.Attach(media=[types_v1.Media()])]),
         "exchange.attaches.media.digest: 0 bytes, wanted 32",
     ),
     (
-        wire.exchange_from_wire,
+        attend.exchange_from_wire,
         manager_v1.Exchange(attaches=[manager_v1.Attach(tenant=BYTES)]),
         "exchange.attaches.tenant: 5 bytes, wanted 0 or 8",
     ),
-    (wire.exchange_from_wire, manager_v1.Exchange(reserves=BYTES), "exchange.reserves: 5 bytes"),
-    (wire.exchange_from_wire, manager_v1.Exchange(reserves=wire.pack([1])), "exchange.reserves: 1 values"),
-    (wire.grant_from_wire, manager_v1.Grant(attached=BYTES), "grant.attached: 5 bytes"),
-    (wire.grant_from_wire, manager_v1.Grant(attached=wire.pack([1])), "grant.attached: 1 values"),
-    (wire.grant_from_wire, manager_v1.Grant(tables=BYTES), "grant.tables: 5 bytes"),
-    (wire.grant_from_wire, manager_v1.Grant(tables=PLACED_RUN_TOO_LONG), "grant.tables: a run ends at value 6"),
-    (wire.grant_from_wire, manager_v1.Grant(tables=wire.pack([1, 0])), "grant.tables: a run ends"),
-    (wire.grant_from_wire, manager_v1.Grant(waiting=BYTES), "grant.waiting: 5 bytes"),
-    (wire.grant_from_wire, manager_v1.Grant(waiting=wire.pack([1])), "grant.waiting: 1 values"),
-    (wire.grant_from_wire, manager_v1.Grant(copies=BYTES), "grant.copies: 5 bytes"),
-    (wire.grant_from_wire, manager_v1.Grant(copies=wire.pack([1])), "grant.copies: 1 values"),
-    (wire.grant_from_wire, manager_v1.Grant(unmet=BYTES), "grant.unmet: 5 bytes"),
-    (wire.grant_from_wire, manager_v1.Grant(evicted=BYTES), "grant.evicted: 5 bytes"),
-    (wire.grant_from_wire, manager_v1.Grant(roots=BYTES), "grant.roots: 5 bytes, wanted a multiple of 32"),
+    (attend.exchange_from_wire, manager_v1.Exchange(reserves=BYTES), "exchange.reserves: 5 bytes"),
+    (attend.exchange_from_wire, manager_v1.Exchange(reserves=flat.pack([1])), "exchange.reserves: 1 values"),
+    (attend.grant_from_wire, manager_v1.Grant(attached=BYTES), "grant.attached: 5 bytes"),
+    (attend.grant_from_wire, manager_v1.Grant(attached=flat.pack([1])), "grant.attached: 1 values"),
+    (attend.grant_from_wire, manager_v1.Grant(tables=BYTES), "grant.tables: 5 bytes"),
+    (attend.grant_from_wire, manager_v1.Grant(tables=PLACED_RUN_TOO_LONG), "grant.tables: a run ends at value 6"),
+    (attend.grant_from_wire, manager_v1.Grant(tables=flat.pack([1, 0])), "grant.tables: a run ends"),
+    (attend.grant_from_wire, manager_v1.Grant(waiting=BYTES), "grant.waiting: 5 bytes"),
+    (attend.grant_from_wire, manager_v1.Grant(waiting=flat.pack([1])), "grant.waiting: 1 values"),
+    (attend.grant_from_wire, manager_v1.Grant(copies=BYTES), "grant.copies: 5 bytes"),
+    (attend.grant_from_wire, manager_v1.Grant(copies=flat.pack([1])), "grant.copies: 1 values"),
+    (attend.grant_from_wire, manager_v1.Grant(unmet=BYTES), "grant.unmet: 5 bytes"),
+    (attend.grant_from_wire, manager_v1.Grant(evicted=BYTES), "grant.evicted: 5 bytes"),
+    (attend.grant_from_wire, manager_v1.Grant(roots=BYTES), "grant.roots: 5 bytes, wanted a multiple of 32"),
     (
         in_inventory,
         manager_v1.HeldSequence(root=bytes(32), seam_block=2, seam_salt=BYTES),
@@ -422,59 +431,59 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), table=BYTES), "inventory.sequences.table: 5 bytes"),
     (in_inventory, manager_v1.HeldSequence(root=bytes(32), ahead=BYTES), "inventory.sequences.ahead: 5 bytes"),
     (records_of_four, manager_v1.Inventory(published=BYTES), "inventory.published: 5 bytes, wanted a multiple of 68"),
-    (wire.prompt_to_explain_from_wire, manager_v1.ExplainPromptRequest(tokens=BYTES), "explain.tokens: 5 bytes"),
+    (insight.prompt_to_explain_from_wire, manager_v1.ExplainPromptRequest(tokens=BYTES), "explain.tokens: 5 bytes"),
     (
-        wire.description_from_wire,
-        manager_v1.DescribeSequenceReply(blocks=wire.pack([1, 2])),
+        insight.description_from_wire,
+        manager_v1.DescribeSequenceReply(blocks=flat.pack([1, 2])),
         "describe.blocks: 2 values",
     ),
-    (wire.explanation_from_wire, manager_v1.PromptExplanation(), "explain.end: 0, wanted one of"),
-    (wire.submission_from_wire, worker_v1.Submit(prompt=BYTES), "submit.prompt: 5 bytes"),
+    (insight.explanation_from_wire, manager_v1.PromptExplanation(), "explain.end: 0, wanted one of"),
+    (serve.submission_from_wire, worker_v1.Submit(prompt=BYTES), "submit.prompt: 5 bytes"),
     (
-        wire.submission_from_wire,
+        serve.submission_from_wire,
         worker_v1.Submit(sampling=types_v1.SamplingParams(top_p=1), stop_tokens=BYTES),
         "submit.stop_tokens: 5 bytes",
     ),
     (
-        wire.submission_from_wire,
+        serve.submission_from_wire,
         worker_v1.Submit(sampling=types_v1.SamplingParams(top_p=1), salt=BYTES),
         "submit.salt: 5 bytes, wanted 0 or 32",
     ),
-    (wire.report_from_wire, worker_v1.ServeReply(tokens=BYTES), "serve.tokens: 5 bytes"),
-    (wire.report_from_wire, worker_v1.ServeReply(tokens=PLACED_RUN_TOO_LONG), "serve.tokens: a run ends at value 6"),
+    (serve.report_from_wire, worker_v1.ServeReply(tokens=BYTES), "serve.tokens: 5 bytes"),
+    (serve.report_from_wire, worker_v1.ServeReply(tokens=PLACED_RUN_TOO_LONG), "serve.tokens: a run ends at value 6"),
     (
-        wire.sampling_from_wire,
+        serve.sampling_from_wire,
         types_v1.SamplingParams(top_p=1, logit_bias=BYTES),
         "sampling.logit_bias: 5 bytes, wanted a multiple of 8",
     ),
     (
-        wire.report_from_wire,
+        serve.report_from_wire,
         with_logprobs(worker_v1.LogprobRun(chosen=BYTES)),
         "serve.logprobs.chosen: 5 bytes, wanted a multiple of 4",
     ),
-    (wire.report_from_wire, with_logprobs(worker_v1.LogprobRun(top_ids=BYTES)), "serve.logprobs.top_ids: 5 bytes"),
+    (serve.report_from_wire, with_logprobs(worker_v1.LogprobRun(top_ids=BYTES)), "serve.logprobs.top_ids: 5 bytes"),
     (
-        wire.report_from_wire,
+        serve.report_from_wire,
         with_logprobs(worker_v1.LogprobRun(top_logprobs=BYTES)),
         "serve.logprobs.top_logprobs: 5 bytes",
     ),
     (
-        wire.report_from_wire,
+        serve.report_from_wire,
         with_logprobs(worker_v1.LogprobRun(chosen=bytes(8), top=2, top_ids=bytes(16), top_logprobs=bytes(12))),
         "serve.logprobs: 4 top_ids and 3 top_logprobs, wanted 4 of each",
     ),
     (
-        wire.report_from_wire,
+        serve.report_from_wire,
         with_logprobs(worker_v1.LogprobRun(chosen=bytes(12))),
         "serve.logprobs: 3 of them for 2 tokens",
     ),
     (
-        wire.report_from_wire,
+        serve.report_from_wire,
         with_logprobs(worker_v1.LogprobRun(chosen=bytes(8)), sample=5),
         "serve.logprobs: 1 runs too many for 1 of tokens",
     ),
     (
-        wire.report_from_wire,
+        serve.report_from_wire,
         worker_v1.ServeReply(finished=[worker_v1.SampleFinished()]),
         "finish reason: 0, wanted one of",
     ),
@@ -498,7 +507,7 @@ def test_every_flat_field_of_the_schemas_has_a_malformed_case() -> None:
     assert flat <= covered
 
 
-MANY = wire.MAX_PARTS + 1
+MANY = flat.MAX_PARTS + 1
 TOO_MANY: dict[str, Message] = {
     "exchange.truncated": manager_v1.Exchange(truncated=bytes(8 * MANY)),
     "exchange.committed": manager_v1.Exchange(committed=bytes(8 * MANY)),
@@ -512,16 +521,16 @@ TOO_MANY: dict[str, Message] = {
     "register.inventory_parts": manager_v1.Register(worker_id="w", address="h:1", inventory_parts=MANY),
 }
 READS: dict[type[Message], Callable[[Any], object]] = {
-    manager_v1.Exchange: wire.exchange_from_wire,
-    manager_v1.Inventory: wire.inventory_from_wire,
-    manager_v1.Register: wire.registration_from_wire,
+    manager_v1.Exchange: attend.exchange_from_wire,
+    manager_v1.Inventory: attend.inventory_from_wire,
+    manager_v1.Register: attend.registration_from_wire,
 }
 
 
 @pytest.mark.parametrize("field", TOO_MANY)
 def test_more_parts_than_anybody_can_mean_are_refused_by_name(field: str) -> None:
     message = TOO_MANY[field]
-    with pytest.raises(InvalidRequest, match=rf"^{field}: \d+ of them, wanted at most {wire.MAX_PARTS}$"):
+    with pytest.raises(InvalidRequest, match=rf"^{field}: \d+ of them, wanted at most {flat.MAX_PARTS}$"):
         READS[type(message)](message)
 
 
@@ -540,23 +549,23 @@ GOOD_POOL: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", GOOD_POOL)
 def test_a_pool_needs_every_field(field: str) -> None:
-    wire.pool_from_wire(types_v1.PoolSpec(**GOOD_POOL))
+    fleet.pool_from_wire(types_v1.PoolSpec(**GOOD_POOL))
     with pytest.raises(InvalidRequest, match=rf"^pool\.{field}: "):
-        wire.pool_from_wire(types_v1.PoolSpec(**{name: value for name, value in GOOD_POOL.items() if name != field}))
+        fleet.pool_from_wire(types_v1.PoolSpec(**{name: value for name, value in GOOD_POOL.items() if name != field}))
 
 
 @pytest.mark.parametrize("field", ["model_digest", "tokenizer_digest"])
 @pytest.mark.parametrize("size", [HASH_BYTES - 1, HASH_BYTES + 1])
 def test_a_digest_has_its_size(field: str, size: int) -> None:
     with pytest.raises(InvalidRequest, match=rf"^pool\.{field}: {size} bytes, wanted 32"):
-        wire.pool_from_wire(types_v1.PoolSpec(**{**GOOD_POOL, field: bytes(size)}))
+        fleet.pool_from_wire(types_v1.PoolSpec(**{**GOOD_POOL, field: bytes(size)}))
 
 
 @pytest.mark.parametrize("field", ["worker_id", "address"])
 def test_a_registration_names_its_worker_and_where_it_is(field: str) -> None:
     given = {"worker_id": "w", "address": "127.0.0.1:1", field: ""}
     with pytest.raises(InvalidRequest, match=rf"^register\.{field}: empty"):
-        wire.registration_from_wire(manager_v1.Register(pool=types_v1.PoolSpec(**GOOD_POOL), **given))
+        attend.registration_from_wire(manager_v1.Register(pool=types_v1.PoolSpec(**GOOD_POOL), **given))
 
 
 @pytest.mark.parametrize(
@@ -580,7 +589,7 @@ def test_a_registration_names_its_worker_and_where_it_is(field: str) -> None:
 def test_sampling_that_no_distribution_has_is_refused(field: str, value: float | bytes) -> None:
     fields: dict[str, Any] = {"top_p": 1.0, field: value}
     with pytest.raises(InvalidRequest, match=rf"^sampling\.{field}(\[3\])?: "):
-        wire.sampling_from_wire(types_v1.SamplingParams(**fields))
+        serve.sampling_from_wire(types_v1.SamplingParams(**fields))
 
 
 @given(committed=st.binary(max_size=64), truncated=st.binary(max_size=32), reserves=st.binary(max_size=32), step=u64)
@@ -590,8 +599,8 @@ def test_any_bytes_are_either_an_exchange_or_refused(
     """Nothing but InvalidRequest is ever raised; what passes goes back to the same bytes."""
     message = manager_v1.Exchange(committed=committed, truncated=truncated, reserves=reserves, step=step)
     try:
-        exchange = wire.exchange_from_wire(message)
+        exchange = attend.exchange_from_wire(message)
     except InvalidRequest:
         return
-    again = wire.exchange_to_wire(exchange)
+    again = attend.exchange_to_wire(exchange)
     assert (again.committed, again.truncated, again.reserves) == (committed, truncated, reserves)

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from octavo.v1 import cache_manager_pb2, gateway_pb2, types_pb2
-from octavo.wire import pack
+from octavo.wire.flat import pack
 from tests.support.cluster import Client, greedy, prose, request_of, smollm2
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]

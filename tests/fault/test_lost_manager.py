@@ -21,7 +21,7 @@ from octavo.service import open_channel
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
-from octavo.wire import audit_from_wire
+from octavo.wire.insight import audit_from_wire
 from tests.support.books import pool_spec
 from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.manager_service import manager_process, until

@@ -35,7 +35,8 @@ from octavo.status import StatusInterceptor
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
 from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
-from octavo.wire import fleet_to_wire, report_to_wire, submission_from_wire
+from octavo.wire.fleet import fleet_to_wire
+from octavo.wire.serve import report_to_wire, submission_from_wire
 
 PATIENCE_SECONDS = 20.0
 """How long a test waits for what must happen before it fails."""

@@ -32,15 +32,15 @@ from octavo.service import Service, open_channel
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
-from octavo.wire import (
-    audit_from_wire,
+from octavo.wire.attend import (
     exchange_to_wire,
-    fleet_from_wire,
     grant_from_wire,
     inventory_to_wire,
     registered_from_wire,
     registration_to_wire,
 )
+from octavo.wire.fleet import fleet_from_wire
+from octavo.wire.insight import audit_from_wire
 from tests.support import books
 from tests.support.mirror import Mirror
 

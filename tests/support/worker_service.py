@@ -18,7 +18,7 @@ from octavo.status import translated
 from octavo.v1 import worker_pb2 as v1
 from octavo.v1 import worker_pb2_grpc as v1_grpc
 from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
-from octavo.wire import report_from_wire, submission_to_wire
+from octavo.wire.serve import report_from_wire, submission_to_wire
 from tests.support.scheduling import Gateways
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient, CacheClient

@@ -10,6 +10,7 @@ What a graph cannot repeat runs as ever: prefills, and steps that read common bl
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class CudaCapture:
     """Records CUDA graphs, all in one pool of memory: only one of them runs at a time."""
 
     def __init__(self) -> None:
-        self._memory: tuple[int, int] | None = None
+        self._memory: Any = None
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Record `run`. Raises RuntimeError if it does what a graph cannot repeat, such as reading a value back."""

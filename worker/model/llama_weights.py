@@ -123,7 +123,7 @@ def _fused(make_linear: MakeLinear, *parts: nn.Linear) -> Linear:
     """One product in place of several of the same input; all have a bias or none has."""
     if len(parts) == 1:
         return make_linear(_weight(parts[0]), None if parts[0].bias is None else parts[0].bias.detach())
-    biases = [part.bias for part in parts if part.bias is not None]
+    biases: list[torch.Tensor] = [part.bias for part in parts if part.bias is not None]
     assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} projections have a bias"
     weight = torch.cat([_weight(part) for part in parts])
     return make_linear(weight, torch.cat(biases) if biases else None)

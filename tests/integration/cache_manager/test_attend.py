@@ -10,7 +10,8 @@ from octavo.errors import InvalidRequest, StaleEpoch, UnknownSequence, UnknownWo
 from octavo.records import PoolAudit, TableChange
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
-from octavo.wire import exchange_to_wire, pack
+from octavo.wire.attend import exchange_to_wire
+from octavo.wire.flat import pack
 from tests.support import books
 from tests.support.manager_service import LEASE_SECONDS, ManagerService, WorkerStandIn, manager_service
 

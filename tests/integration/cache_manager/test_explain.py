@@ -10,7 +10,7 @@ from octavo.ids import WorkerId
 from octavo.records import PLAIN, HitEnd, PromptExplanation, Scope, SequenceDescription
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
-from octavo.wire import description_from_wire, explanation_from_wire, prompt_to_explain_to_wire
+from octavo.wire.insight import description_from_wire, explanation_from_wire, prompt_to_explain_to_wire
 from tests.support.books import tokens_of
 from tests.support.manager_service import ManagerService, manager_service
 

@@ -11,7 +11,7 @@ from octavo.index_schema import WHOLE_MARK, index_member
 from octavo.records import CacheReset
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
-from octavo.wire import reset_from_wire
+from octavo.wire.insight import reset_from_wire
 from tests.support.books import pool_spec, tokens_of
 from tests.support.manager_service import ManagerService, WorkerStandIn, manager_service, until
 from tests.support.redis_server import redis_server

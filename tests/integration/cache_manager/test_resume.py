@@ -9,7 +9,7 @@ from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Incarnation, SequenceId
 from octavo.records import Inventory, PoolAudit
 from octavo.v1 import cache_manager_pb2 as v1
-from octavo.wire import registration_to_wire
+from octavo.wire.attend import registration_to_wire
 from tests.support.books import pool_spec, tokens_of
 from tests.support.manager_service import ManagerService, WorkerStandIn, manager_service
 

@@ -10,7 +10,7 @@ from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
 from octavo.metrics import metrics_endpoint
 from octavo.records import Exchange, Grant, StepReport
 from octavo.v1 import worker_pb2 as v1
-from octavo.wire import submission_to_wire
+from octavo.wire.serve import submission_to_wire
 from tests.support import books
 from tests.support.fakes import FunctionRunner, LedgerClient
 from tests.support.scheduling import SAMPLED, submission
