@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.fleet import Fleet, ReservationId, Standing, WorkerProcess
-from gateway.core.in_flight import PromptBlocks
+from gateway.core.in_flight import Blocks, PromptBlocks
 from gateway.core.routing import Candidate, Choice, Work, choose
 from gateway.counters import Counters
 from gateway.prefix_lookup import PrefixLookup
@@ -40,6 +40,8 @@ class Judgement:
     choice: Choice
     work: Work
     prompt: PromptBlocks
+    unpublished: Blocks
+    """Of the prompt, what the chosen worker has not published."""
     index_state: IndexState
     """Of the look-up that it was made with."""
 
@@ -75,6 +77,7 @@ class Placement:
             blocks=judged.prompt.of(chosen.standing.info),
         )
         call = self._workers.submit(chosen.standing.info, parts)
+        self._lookup.claim(chosen.standing.info, judged.unpublished)
         return Visit(chosen, reservation, call, judged.index_state)
 
     async def judge(
@@ -99,8 +102,11 @@ class Placement:
             return None
         prompt, work = PromptBlocks(longest.prompt, longest.scope), work_of(parts, longest)
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        choice = choose(work, standings, self._fleet.hits(prompt, indexed), self._draw)
-        return Judgement(choice, work, prompt, found.state)
+        claimed = self._fleet.credited(asked, found.claimed)
+        choice = choose(work, standings, self._fleet.hits(prompt, indexed, claimed), self._draw)
+        chosen = choice.chosen.standing.info
+        published = indexed.get(chosen.worker_id, 0) // chosen.pool.block_size
+        return Judgement(choice, work, prompt, prompt.of(chosen)[published:], found.state)
 
     def has_room(self, model: ServedModel, submission: Submission, prompt: PromptBlocks) -> bool:
         """Whether a worker could begin the request now, beside what runs and waits there.

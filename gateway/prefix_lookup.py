@@ -14,16 +14,21 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
+from itertools import takewhile
 from typing import Protocol
 
+from gateway.claims import Claims
 from gateway.core.breaker import Breaker
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
 from octavo.ids import BlockHash, Epoch, WorkerId
 from octavo.index_schema import (
+    CLAIM_SECONDS,
     LONGEST_PREFIX_SCRIPT,
     MEMBER_BYTES,
     WHOLE_MARK,
-    index_count,
+    IndexAnswer,
+    claims_key,
+    index_answer,
     index_key,
     index_member,
 )
@@ -54,6 +59,8 @@ class Hits:
     tokens: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
     """Leading tokens of the prompt that each worker holds, whole blocks only; workers without any are left out."""
     state: IndexState = IndexState.EXACT
+    claimed: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
+    """Leading tokens that each will hold, by what gateways have sent there; who has no more than above is left out."""
 
 
 class PrefixLookup(Protocol):
@@ -76,19 +83,38 @@ class PrefixLookup(Protocol):
         """
         ...
 
+    def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
+        """Say that a prompt was sent to a worker that has not published these blocks of it.
+
+        Other gateways' look-ups count them as claimed for CLAIM_SECONDS. Returns at once, and never fails: a claim that
+        is lost costs a hit.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """The question to one worker: which of these members, from the first on, lie in the SET of that key?"""
+    """The question to one worker: which of these members, from the first on, lie in its SET, and are claimed?"""
 
     worker: WorkerId
-    key: str
+    epoch: Epoch
     members: bytes
     block_size: int
 
+    @property
+    def key(self) -> str:
+        """Of the SET."""
+        return index_key(self.worker, self.epoch)
+
+    @property
+    def claims(self) -> str:
+        """The key of the claims."""
+        return claims_key(self.worker, self.epoch)
+
     def command(self, name: str, script: str) -> Command:
         """EVALSHA with the script's digest, or EVAL with its text, which a server remembers from then on."""
-        return Command(self.key, (name, script, 1, self.key, self.members, WHOLE_MARK))
+        key = self.key
+        return Command(key, (name, script, 2, key, self.claims, self.members, WHOLE_MARK))
 
 
 def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> list[_Query]:
@@ -102,19 +128,28 @@ def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo])
             hashes = block_hashes(root.hash(), candidates, block_size, scope.seam(block_size))
             members[root] = b"".join(map(index_member, hashes))
         if members[root]:
-            queries.append(
-                _Query(worker.worker_id, index_key(worker.worker_id, worker.epoch), members[root], block_size)
-            )
+            queries.append(_Query(worker.worker_id, worker.epoch, members[root], block_size))
     return queries
+
+
+def _hits(queries: Iterable[_Query], answers: Iterable[IndexAnswer | None], state: IndexState) -> Hits:
+    found = [(query, answer) for query, answer in zip(queries, answers, strict=True) if answer is not None]
+    return Hits(
+        {query.worker: answer.held * query.block_size for query, answer in found if answer.held},
+        state,
+        {query.worker: answer.coming * query.block_size for query, answer in found if answer.coming > answer.held},
+    )
 
 
 class MemoryLookup:
     """An index of its own, in memory, for one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = IndexState.EXACT
         self.failures = 0
+        self._clock = clock
         self._index: dict[str, set[bytes]] = {}
+        self._claims: dict[str, dict[bytes, float]] = {}
 
     def publish(self, worker: WorkerId, epoch: Epoch, hashes: Iterable[BlockHash]) -> None:
         """Say that a worker holds these blocks."""
@@ -122,13 +157,21 @@ class MemoryLookup:
 
     async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
-        found = {query.worker: self._leading(query) * query.block_size for query in _queries(prompt, scope, workers)}
-        return Hits({worker: tokens for worker, tokens in found.items() if tokens})
+        queries = _queries(prompt, scope, workers)
+        return _hits(queries, map(self._answer, queries), IndexState.EXACT)
 
-    def _leading(self, query: _Query) -> int:
-        held = self._index.get(query.key, set())
+    def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
+        """See PrefixLookup."""
+        now, key = self._clock(), claims_key(worker.worker_id, worker.epoch)
+        live = {member: ends for member, ends in self._claims.get(key, {}).items() if ends > now}
+        self._claims[key] = live | dict.fromkeys(map(index_member, blocks), now + CLAIM_SECONDS)
+
+    def _answer(self, query: _Query) -> IndexAnswer:
+        held, claims, now = self._index.get(query.key, set()), self._claims.get(query.claims, {}), self._clock()
         members = [query.members[at : at + MEMBER_BYTES] for at in range(0, len(query.members), MEMBER_BYTES)]
-        return next((at for at, member in enumerate(members) if member not in held), len(members))
+        leading = sum(1 for _ in takewhile(held.__contains__, members))
+        claimed = sum(1 for _ in takewhile(lambda member: claims.get(member, now) > now, members[leading:]))
+        return IndexAnswer(leading, True, leading + claimed)
 
 
 class RedisLookup:
@@ -150,6 +193,7 @@ class RedisLookup:
         self.failures = 0
         self.breaker = Breaker()
         self._client = client
+        self._claims = Claims(client)
         self._budget_seconds = budget_seconds
         self._clock = clock
         self._sleep = sleep
@@ -164,6 +208,7 @@ class RedisLookup:
             task.cancel()
         if self._asking:
             await asyncio.wait(self._asking, timeout=WARM_UP_SECONDS)
+        await self._claims.close()
         await self._client.close()
 
     # ---- requests --------------------------------------------------------------------------------------------
@@ -184,11 +229,12 @@ class RedisLookup:
         else:
             self.breaker.failed(asked, self._clock())
         self._tell(state, replies)
-        counts = (index_count(reply)[0] if isinstance(reply, int) else 0 for reply in replies)
-        return Hits(
-            {query.worker: count * query.block_size for query, count in zip(queries, counts, strict=True) if count},
-            state,
-        )
+        return _hits(queries, map(index_answer, replies), state)
+
+    def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
+        """See PrefixLookup. While the breaker is open nobody would read it."""
+        if self.breaker.closed:
+            self._claims.add(worker, blocks)
 
     async def _ask(self, queries: Sequence[_Query], seconds: float) -> list[object]:
         """One reply or exception a query, after `seconds` at most: whatever the client does, it is not waited for."""
@@ -240,8 +286,8 @@ class RedisLookup:
 
     async def _probe(self, workers: Sequence[WorkerInfo]) -> list[object]:
         """Ask with time to connect, then as requests do. Where there is no worker, about one that never was."""
-        keys = [index_key(worker.worker_id, worker.epoch) for worker in workers] or [index_key(WorkerId(""), Epoch(0))]
-        queries = [_Query(WorkerId(""), key, b"", 1) for key in keys]
+        books = [(worker.worker_id, worker.epoch) for worker in workers] or [(WorkerId("nobody"), Epoch(0))]
+        queries = [_Query(worker, epoch, b"", 1) for worker, epoch in books]
         replies = await self._ask(queries, WARM_UP_SECONDS)
         return await self._ask(queries, self._budget_seconds) if _answered(replies) else replies
 
@@ -270,13 +316,13 @@ class RedisLookup:
 
 def _answered(replies: Sequence[object]) -> bool:
     """Whether any server said anything. An error about a key costs that key, and is an answer all the same."""
-    return any(isinstance(reply, int | ResponseError) for reply in replies)
+    return any(index_answer(reply) is not None or isinstance(reply, ResponseError) for reply in replies)
 
 
 def _state_of(replies: Sequence[object]) -> IndexState:
     """What these answers are worth; see IndexState."""
-    answers = [reply for reply in replies if isinstance(reply, int)]
+    answers = [answer for reply in replies if (answer := index_answer(reply)) is not None]
     if not answers:
         return IndexState.FALLBACK
-    whole = len(answers) == len(replies) and all(index_count(answer)[1] for answer in answers)
+    whole = len(answers) == len(replies) and all(answer.whole for answer in answers)
     return IndexState.EXACT if whole else IndexState.DEGRADED

@@ -5,7 +5,12 @@ worker find the longest prefix. A new epoch is a new key, so an old incarnation'
 
 Beside the blocks, a SET holds WHOLE_MARK while its writer believes that it has all of them. A SET without it was lost,
 has expired, or is being written: what it holds may be used, what it lacks proves nothing.
+
+Beside each SET, under the same worker and epoch, lie the claims on it: blocks that gateways have sent prompts for and
+that the worker has not published yet. They end by themselves; managers never touch them.
 """
+
+from typing import NamedTuple, cast
 
 from octavo.ids import BlockHash, Epoch, WorkerId
 
@@ -14,38 +19,90 @@ MEMBER_BYTES = 16
 WHOLE_MARK = b"whole"
 """Shorter than a block's member, so never mistaken for one."""
 
+MAX_CLAIMS = 1 << 14
+"""Of one worker: what it computes in a claim's life, and more; some 1.5 MB."""
+
+CLAIM_SECONDS = 5.0
+"""From a claim to when it is forgotten, unless it is made again. A claim that will not come true, since its prompt was
+cancelled, attracts others for so long; a prompt that waits longer is known to its own gateway only."""
+
 LONGEST_PREFIX_SCRIPT = """
--- KEYS[1]: a worker's SET. ARGV[1]: members of a prompt's leading blocks, 16 bytes each, joined.
--- Returns how many leading ones are in the SET, and -1 less that many if the SET lacks the mark of ARGV[2].
--- Probes in growing chunks and stops at the first miss.
-local total, found, chunk = #ARGV[1] / 16, 0, 8
-local function count(leading)
-  if redis.call('SISMEMBER', KEYS[1], ARGV[2]) == 1 then return leading end
-  return -1 - leading
-end
-while found < total do
-  local upto = math.min(found + chunk, total)
-  local probe = {}
-  for i = found, upto - 1 do probe[#probe + 1] = string.sub(ARGV[1], i * 16 + 1, i * 16 + 16) end
-  local hits = redis.call('SMISMEMBER', KEYS[1], unpack(probe))
-  for i = 1, #hits do
-    if hits[i] == 0 then return count(found + i - 1) end
+-- KEYS[1]: a worker's SET. KEYS[2]: the claims on it. ARGV[1]: members of a prompt's leading blocks, 16 bytes each,
+-- joined.
+-- Returns how many leading ones are in the SET, whether it has the mark of ARGV[2] (1 or 0), and how many there will be
+-- once what is claimed behind them has come. Probes in growing chunks and stops at the first miss.
+local total = #ARGV[1] / 16
+local function reach(found, call, command, key, least)
+  local chunk = 8
+  while found < total do
+    local upto = math.min(found + chunk, total)
+    local probe = {}
+    for i = found, upto - 1 do probe[#probe + 1] = string.sub(ARGV[1], i * 16 + 1, i * 16 + 16) end
+    local values = call(command, key, unpack(probe))
+    for i = 1, #probe do
+      if (values[i] or 0) * 1 <= least then return found + i - 1 end
+    end
+    found, chunk = upto, math.min(chunk * 4, 1024)
   end
-  found, chunk = upto, math.min(chunk * 4, 1024)
+  return found
 end
-return count(total)
+local time = redis.call('TIME')
+local held = reach(0, redis.call, 'SMISMEMBER', KEYS[1], 0)
+local coming = reach(held, redis.pcall, 'ZMSCORE', KEYS[2], time[1] * 1000 + time[2] / 1000)
+return {held, redis.call('SISMEMBER', KEYS[1], ARGV[2]), coming}
 """
-"""SMISMEMBER needs Redis 6.2 or newer."""
+"""SMISMEMBER and ZMSCORE need Redis 6.2 or newer. A value of another type under the claims' key claims nothing."""
+
+CLAIM_SCRIPT = """
+-- KEYS[1]: the claims on a worker. ARGV[1]: members, 16 bytes each, joined, 3,000 at most. ARGV[2]: how long they live,
+-- in ms. ARGV[3]: how many there may be. Those that end first make room.
+if redis.call('TYPE', KEYS[1]).ok ~= 'zset' then redis.call('DEL', KEYS[1]) end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+local claims = {}
+for at = 1, #ARGV[1], 16 do
+  claims[#claims + 1] = now + ARGV[2]
+  claims[#claims + 1] = string.sub(ARGV[1], at, at + 15)
+end
+redis.call('ZADD', KEYS[1], unpack(claims))
+redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+"""The server's clock is the only one: those of two gateways may differ by more than a claim's life."""
 
 
-def index_count(reply: int) -> tuple[int, bool]:
-    """Leading blocks, and whether the SET is whole, from the script's reply."""
-    return (reply, True) if reply >= 0 else (-1 - reply, False)
+class IndexAnswer(NamedTuple):
+    """What LONGEST_PREFIX_SCRIPT found, in leading blocks."""
+
+    held: int
+    whole: bool
+    """The SET has its mark."""
+    coming: int
+    """`held`, and what is claimed behind it."""
+
+
+def index_answer(reply: object) -> IndexAnswer | None:
+    """The script's reply; None for whatever else a server may have said."""
+    if not isinstance(reply, list):
+        return None
+    held, whole, coming = cast("list[int]", reply)
+    return IndexAnswer(held, bool(whole), coming)
 
 
 def index_key(worker: WorkerId, epoch: Epoch) -> str:
-    """The SET of a worker's epoch. The braces keep one worker's keys on one node of a Redis Cluster."""
-    return f"octavo:index:{{{worker}}}:{epoch}"
+    """The SET of a worker's epoch."""
+    return f"octavo:index:{_together(worker)}:{epoch}"
+
+
+def claims_key(worker: WorkerId, epoch: Epoch) -> str:
+    """The sorted set of the claims on a worker's epoch: member -> when it ends, in ms of the server's clock."""
+    return f"octavo:claims:{_together(worker)}:{epoch}"
+
+
+def _together(worker: WorkerId) -> str:
+    """Keeps one worker's keys on one node of a Redis Cluster: what decides ends at the first closing brace."""
+    return "{" + worker.replace("%", "%25").replace("}", "%7D") + "}"
 
 
 def index_member(block_hash: BlockHash) -> bytes:

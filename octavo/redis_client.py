@@ -35,6 +35,7 @@ class Command:
     """A command about one key."""
 
     key: str
+    """A script may name others beside it, with the same part in braces, which lie at the same server."""
     words: tuple[str | bytes | int, ...]
     """All of it: its name, and the key where the command wants it."""
 

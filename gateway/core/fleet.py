@@ -28,6 +28,7 @@ Invariant: a reservation exists from `reserve` to `release`, whatever becomes of
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NewType
 
 from gateway.core.in_flight import Blocks, Hit, PromptBlocks, Sent
@@ -228,12 +229,20 @@ class Fleet:
         unchanged = (info.worker_id for info in asked if self._books_of(info.worker_id) == _books(info))
         return {worker: found[worker] for worker in unchanged if worker in found}
 
-    def hits(self, prompt: PromptBlocks, indexed: Mapping[WorkerId, int]) -> dict[WorkerId, Hit]:
-        """What each worker has or will have of a prompt, given the tokens that the prefix index says it holds."""
+    def hits(
+        self,
+        prompt: PromptBlocks,
+        indexed: Mapping[WorkerId, int],
+        claimed: Mapping[WorkerId, int] = MappingProxyType({}),
+    ) -> dict[WorkerId, Hit]:
+        """What each worker has or will have of a prompt.
+
+        Given the leading tokens that the prefix index says it holds, and those that it will hold by gateways' claims.
+        """
         return {
-            worker: prompt.hit(member.info, indexed.get(worker, 0), member.sent())
+            worker: prompt.hit(member.info, indexed.get(worker, 0), member.sent(), claimed.get(worker, 0))
             for worker, member in self._members.items()
-            if worker in indexed or member.reservations
+            if worker in indexed or worker in claimed or member.reservations
         }
 
     def reserve(

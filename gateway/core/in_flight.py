@@ -2,7 +2,8 @@
 
 The prefix index learns of a block when it has been computed. A burst comes faster than that, so a gateway also goes by
 what it has sent where: the blocks of a prompt that was sent to a worker and has not ended yet are there, or will be by
-the time they are needed, since the worker computes no block twice at once.
+the time they are needed, since the worker computes no block twice at once. What other gateways have sent, they claim
+beside the index for a few seconds.
 """
 
 from bisect import bisect_left
@@ -51,8 +52,15 @@ class PromptBlocks:
             self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, size, self._scope.seam(size)))
         return self._chains[root]
 
-    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Iterable[Sent]) -> Hit:
-        """What this prompt will find at a worker: `indexed_tokens` as the index says, and what was sent there."""
+    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Iterable[Sent], claimed_tokens: int = 0) -> Hit:
+        """What this prompt will find at a worker.
+
+        Args:
+            worker: where.
+            indexed_tokens: what the index says that it holds.
+            sent: what this gateway sent there.
+            claimed_tokens: how far it will reach, by what any gateway sent there. Nobody says that it was computed.
+        """
         block_size = worker.pool.block_size
         wanted = self.of(worker)[: hit_candidates(len(self._prompt), block_size)]
         computed = reached = indexed_tokens // block_size
@@ -60,7 +68,7 @@ class PromptBlocks:
             if prompt.computed:
                 computed = _reach(wanted, prompt.blocks, computed)
             reached = _reach(wanted, prompt.blocks, reached)
-        reached = max(reached, computed)
+        reached = max(reached, computed, claimed_tokens // block_size)
         return Hit(computed * block_size, (reached - computed) * block_size)
 
 

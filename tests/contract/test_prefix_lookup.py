@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
-from octavo.index_schema import WHOLE_MARK, index_key, index_member
+from octavo.index_schema import CLAIM_SECONDS, MAX_CLAIMS, WHOLE_MARK, claims_key, index_key, index_member
 from octavo.records import PLAIN, IndexState, Media, PoolSpec, Scope, WorkerInfo
 from octavo.redis_client import Command, RedisClient, open_client
 from tests.support.fleets import pool, worker
@@ -162,6 +162,51 @@ async def test_nobody_and_nothing_to_ask_about_are_no_failures(index: Index) -> 
     assert index.lookup.failures == 0
 
 
+async def claimed_at(index: Index, prompt: Sequence[int], info: WorkerInfo, tokens: int) -> Hits:
+    """The answer once so many are claimed there: a claim is written behind its request."""
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while (found := await index.lookup.hits(prompt, PLAIN, [info])).claimed.get(info.worker_id, 0) != tokens:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return found
+
+
+async def test_what_was_sent_to_a_worker_is_claimed_behind_what_it_has_published(index: Index) -> None:
+    """S37."""
+    info, prompt = worker("a"), range(6 * BLOCK)
+    await index.publish(info, chain(prompt)[:2])
+    index.lookup.claim(info, chain(prompt)[2:5])
+
+    found = await claimed_at(index, prompt, info, 5 * BLOCK)
+
+    assert found.tokens == {"a": 2 * BLOCK}, "what is claimed is not held"
+    fork = (*range(4 * BLOCK), *[999] * 2 * BLOCK)
+    assert (await index.lookup.hits(fork, PLAIN, [info])).claimed == {"a": 4 * BLOCK}
+    await index.publish(info, chain(prompt)[2:5])
+    assert (await index.lookup.hits(prompt, PLAIN, [info])).claimed == {}, "it has come true"
+
+
+async def test_a_claim_counts_for_its_worker_and_epoch_and_chain_only(index: Index) -> None:
+    """S6, S9, S51."""
+    info, prompt = worker("a"), range(4 * BLOCK)
+    index.lookup.claim(info, chain(prompt))
+    await claimed_at(index, prompt, info, 3 * BLOCK)
+
+    others = [worker("b"), worker("a", epoch=2), worker("a", cache_epoch=1), worker("a", spec=pool(dtype="bfloat16"))]
+    assert [(await index.lookup.hits(prompt, PLAIN, [other])).claimed for other in others] == [{}] * 4
+    assert (await index.lookup.hits(prompt, Scope(salt=SALT), [info])).claimed == {}
+
+
+async def test_a_claim_in_memory_ends_after_its_time() -> None:
+    now = 0.0
+    lookup, info, prompt = MemoryLookup(lambda: now), worker("a"), range(4 * BLOCK)
+    lookup.claim(info, chain(prompt)[:2])
+    now = CLAIM_SECONDS - 1.0
+    lookup.claim(info, chain(prompt)[:1])
+    assert (await lookup.hits(prompt, PLAIN, [info])).claimed == {"a": 2 * BLOCK}
+    now = CLAIM_SECONDS
+    assert (await lookup.hits(prompt, PLAIN, [info])).claimed == {"a": BLOCK}
+
+
 @settings(max_examples=25)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=80),
@@ -223,6 +268,31 @@ async def test_wrong_values_alone_open_no_breaker() -> None:
         assert index.lookup.breaker.closed
 
 
+@pytest.mark.redis
+async def test_claims_neither_fail_a_request_nor_change_what_the_index_is_worth() -> None:
+    """Under their key lies something else; then Redis is away."""
+    async with in_redis() as index:
+        info, prompt = worker("a"), range(4 * BLOCK)
+        await index.publish(info, chain(prompt)[:1])
+        await index.server.client.set(claims_key(info.worker_id, info.epoch), "no claims")
+        assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({"a": BLOCK}, IndexState.EXACT)
+        index.lookup.claim(info, chain(prompt))
+        assert (await claimed_at(index, prompt, info, 3 * BLOCK)).state is IndexState.EXACT
+
+        await index.server.stop()
+        index.lookup.claim(info, chain(prompt))
+        assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({}, IndexState.FALLBACK)
+
+
+@pytest.mark.redis
+async def test_more_claims_than_a_worker_may_have_are_left_out() -> None:
+    async with in_redis() as index:
+        info, prompt = worker("a", spec=pool(block_size=1)), range(MAX_CLAIMS + 100)
+        index.lookup.claim(info, chain(prompt, info.pool))
+        await claimed_at(index, prompt, info, MAX_CLAIMS)
+        assert await index.server.client.zcard(claims_key(info.worker_id, info.epoch)) == MAX_CLAIMS
+
+
 class Puppet(RedisClient):
     """Answers a look-up when the test says so."""
 
@@ -233,7 +303,7 @@ class Puppet(RedisClient):
         answer = asyncio.Event()
         self.answers.append(answer)
         await answer.wait()
-        replies[:] = [1] * len(commands)
+        replies[:] = [[1, 1, 1]] * len(commands)
 
     async def close(self) -> None:
         pass

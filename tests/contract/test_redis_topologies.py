@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.breaker import BreakerState
+from gateway.core.in_flight import PromptBlocks
 from gateway.prefix_lookup import Hits, RedisLookup
 from octavo import redis_client
 from octavo.records import PLAIN, IndexState, WorkerInfo, WorkerLoad
@@ -135,6 +136,18 @@ async def test_what_managers_publish_is_found(any_rumour: Rumour) -> None:
     await until(forgotten)
     found = await any_rumour.hits()
     assert found.tokens == {worker.worker_id: 4 * BLOCKS for worker in any_rumour.workers[1:]}
+
+
+async def test_what_a_gateway_claims_is_found_behind_what_is_published(any_rumour: Rumour) -> None:
+    """S37, over any Redis: the claims of each worker lie where its index lies."""
+    for info in any_rumour.infos:
+        any_rumour.lookup.claim(info, PromptBlocks(LATER, PLAIN).of(info))
+
+    async def claimed() -> bool:
+        found = await any_rumour.lookup.hits(LATER, PLAIN, any_rumour.infos)
+        return found == Hits({}, EXACT, {worker.worker_id: 4 * 12 for worker in any_rumour.workers})
+
+    await until(claimed)
 
 
 async def test_a_worker_of_an_earlier_epoch_is_not_known(any_rumour: Rumour) -> None:

@@ -139,8 +139,11 @@ def _tokens(event: object) -> tuple[int, ...]:
 async def _everything_in_redis(stack: Client) -> bytes:
     async with redis.asyncio.Redis.from_url(f"redis://{stack.cluster.redis.address}/0") as client:
         keys = await client.keys("*")
-        members = [member for key in keys for member in await client.smembers(key)]
-        return b"\n".join([*keys, *members])
+        kinds = {key: await client.type(key) for key in keys}
+        members = [member for key in keys if kinds[key] == b"set" for member in await client.smembers(key)]
+        claims = [member for key in keys if kinds[key] == b"zset" for member in await client.zrange(key, 0, -1)]
+        assert {*kinds.values()} <= {b"set", b"zset", b"none"}, "none: it has expired meanwhile"
+        return b"\n".join([*keys, *members, *claims])
 
 
 def _everything_logged(stack: Client) -> bytes:

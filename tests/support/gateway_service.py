@@ -21,6 +21,7 @@ from gateway.http_door.routes import build_app
 from gateway.http_door.server import HttpServer
 from gateway.metrics import GatewayMetrics
 from gateway.open_inference_servicer import OpenInferenceServicer
+from gateway.prefix_lookup import PrefixLookup
 from gateway.servicer import InferenceServicer
 from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
@@ -72,9 +73,13 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(
-    fleet: FakeFleet, folder: Path, bounds: Bounds | None = None, tenancy: Tenancy | None = None
+    fleet: FakeFleet,
+    folder: Path,
+    bounds: Bounds | None = None,
+    tenancy: Tenancy | None = None,
+    lookup: PrefixLookup | None = None,
 ) -> AsyncGenerator[Gateway]:
-    """Return when it has seen every worker that the fleet has."""
+    """Return when it has seen every worker that the fleet has. It asks `lookup`, or the fleet's own index."""
     model = ServedModel(
         name="words",
         tokenizer=Tokenizer(words.save_model(folder), "words"),
@@ -89,7 +94,7 @@ async def gateway(
         open_channel(address) as channel,
         AsyncClient(address, retries=NEVER) as client,
     ):
-        dispatcher = Dispatcher([model], lookup=fleet.index, workers=workers, bounds=bounds or Bounds())
+        dispatcher = Dispatcher([model], lookup=lookup or fleet.index, workers=workers, bounds=bounds or Bounds())
         known = tenancy or Tenancy()
         servicer = InferenceServicer(dispatcher, known, explainer)
         gateway_v1_grpc.add_InferenceServicer_to_server(servicer, server)

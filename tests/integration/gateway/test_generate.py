@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,16 @@ from gateway.client import AsyncClient, Client
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.metrics import GatewayMetrics
-from gateway.prefix_lookup import Hits, MemoryLookup
+from gateway.prefix_lookup import Hits, MemoryLookup, RedisLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
 from octavo.hashing import block_hashes
-from octavo.records import FinishReason, Scope, WorkerInfo
+from octavo.records import PLAIN, FinishReason, Scope, WorkerInfo
+from octavo.redis_client import open_client
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.redis_server import redis_server
 
 BLOCK = 16
 TEXT = "An octavo is a book, 本を読む: "
@@ -186,6 +189,45 @@ async def test_a_burst_behind_one_cold_prefix_is_sent_to_one_worker(fleet: FakeF
             worker.gate.set()
 
     assert sorted(len(worker.submissions) for worker in fleet.workers) == [0, 8]
+
+
+@pytest.mark.redis
+async def test_a_second_gateway_sends_a_burst_where_the_first_one_has_sent_it(fleet: FakeFleet, tmp_path: Path) -> None:
+    """S37, through two gateways: no worker has said or published anything yet of what it computes."""
+    for name in ("c", "d"):
+        await fleet.add(name, words_pool())
+    for worker in fleet.workers:
+        worker.gate.clear()
+    prompts = [tuple(range(at, at + 6 * BLOCK + 5)) for at in range(5, 10)]
+
+    async with redis_server() as server, AsyncExitStack() as stack, asyncio.TaskGroup() as asking:
+        lookups = [RedisLookup(open_client(server.url), PATIENCE_SECONDS) for _ in "12"]
+        for each in lookups:
+            stack.push_async_callback(each.close)
+        first, second = [
+            await stack.enter_async_context(gateway(fleet, tmp_path / str(at), lookup=each))
+            for at, each in enumerate(lookups)
+        ]
+        for prompt in prompts:
+            request = Generation(prompt=TokenPrompt(prompt), max_tokens=2)
+            asking.create_task(first.client.complete(request))
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not (await lookups[1].hits(prompt, PLAIN, second.dispatcher.fleet)).claimed:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            asking.create_task(second.client.complete(request))
+            await _until_sent(fleet, prompt, 2)
+        at_worker = [[sent.prompt for sent in worker.submissions] for worker in fleet.workers]
+        for worker in fleet.workers:
+            worker.gate.set()
+
+    for prompt in prompts:
+        assert sorted(sent.count(prompt) for sent in at_worker) == [0, 0, 0, 2]
+
+
+async def _until_sent(fleet: FakeFleet, prompt: tuple[int, ...], times: int) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while sum(sent.prompt == prompt for worker in fleet.workers for sent in worker.submissions) < times:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def test_prompts_of_different_salts_share_nothing(fleet: FakeFleet, front: Gateway) -> None:

@@ -43,6 +43,18 @@ def test_the_index_may_know_more_than_this_gateway() -> None:
     assert hit(100, sent(40), indexed=5 * BLOCK) == Hit(5 * BLOCK, 0)
 
 
+def test_what_other_gateways_sent_is_coming_too_and_never_there() -> None:
+    prompt = blocks_of(*range(100))
+    assert prompt.hit(HOST, 2 * BLOCK, (), 5 * BLOCK) == Hit(2 * BLOCK, 3 * BLOCK)
+    assert prompt.hit(HOST, 0, [sent(70, computed=True)], 2 * BLOCK) == Hit(4 * BLOCK, 0), "we know more than they"
+
+
+def test_a_claim_alone_makes_a_worker_a_holder() -> None:
+    fleet, prompt = Fleet(), blocks_of(*range(100))
+    fleet.apply(snapshot(worker("a"), worker("b")), now=0.0, manager="m")
+    assert fleet.hits(prompt, {}, {B: 3 * BLOCK}) == {B: Hit(0, 3 * BLOCK)}
+
+
 def test_the_last_token_is_always_left_to_compute() -> None:
     """S5."""
     assert hit(2 * BLOCK, sent(2 * BLOCK)) == Hit(0, BLOCK)
