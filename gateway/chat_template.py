@@ -34,6 +34,7 @@ class Template:
         except (jinja2.TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template does not parse: {error}") from error
         self.tool_form = form_in(source)
+        self._takes_tools = "tools" in source
         self._source = source
         self._names = dict(names)
         self._lock = threading.Lock()
@@ -44,12 +45,16 @@ class Template:
         """The conversation as text, up to where the assistant's next turn begins.
 
         Raises:
-            InvalidRequest: the template refuses these messages, for example their order of roles, or it takes more
+            InvalidRequest: the template knows no tools and there are some; or it refuses these messages, for example
+                their order of roles, or it takes more
                 time, memory or characters than a template may; or calls or tools are nested too deeply for it.
         """
+        tools = objects_in("prompt.chat.tools", chat.tools)
+        if tools and not self._takes_tools:
+            raise InvalidRequest(f"prompt.chat.tools: {len(tools)} tools, the model's chat template takes none")
         variables = {
             "messages": [_turn(message) for message in chat.messages],
-            "tools": objects_in("prompt.chat.tools", chat.tools) or None,
+            "tools": tools or None,
             "documents": None,
             "add_generation_prompt": True,
             **self._names,

@@ -196,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         "--beams", type=_whole(0, 64), default=0, metavar="N", help="search with N beams; the answer comes at its end"
     )
     chat.add_argument(
-        "--seed", type=_whole(0, (1 << 64) - 1), metavar="N", help="repeats an answer of a temperature above 0"
+        "--seed", type=_whole(0, (1 << 64) - 1), metavar="N", help="repeats the draws of a temperature above 0"
     )
     chat.add_argument(
         "--retain-seconds",

@@ -159,15 +159,23 @@ def read(settings: type[S], description: str) -> S:
         values = settings()
     except ValidationError as error:
         for problem in error.errors():
-            variable = PREFIX + "_".join(str(part) for part in problem["loc"]).upper()
-            held = os.environ.get(variable, problem["input"])
             reason = problem["msg"].removeprefix("Value error, ")
-            print(f"{variable}={without_secrets(str(held))}: {reason}", file=sys.stderr)  # noqa: T201
+            print(f"{_named(settings, problem['loc'])}{reason}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     if wanted:
         print(json.dumps(_described(values), indent=2, default=str))  # noqa: T201
         sys.exit(0)
     return values
+
+
+def _named(settings: type[ServiceSettings], place: tuple[int | str, ...]) -> str:
+    """The variable at fault and what it holds, unless that is a secret; nothing where several do not go together."""
+    if not place:
+        return ""
+    variable = PREFIX + str(place[0]).upper()
+    field = settings.model_fields.get(str(place[0]))
+    secret = field is not None and field.annotation is SecretStr
+    return f"{variable}: " if secret else f"{variable}={without_secrets(os.environ.get(variable, ''))}: "
 
 
 def _described(values: ServiceSettings) -> dict[str, dict[str, object]]:

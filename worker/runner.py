@@ -54,7 +54,7 @@ class RunnerOptions:
     threads: int = 0
     """Threads of torch on the CPU; 0 leaves its own choice."""
     deterministic: bool = False
-    """Compute each sequence in the same way, to the bit, whatever runs beside it."""
+    """Compute each sequence in the same way, to the bit, whatever runs beside it and however it is cut into chunks."""
     cuda_graphs: bool = True
     """Record decode steps when the runner is opened, on CUDA."""
 
@@ -76,15 +76,19 @@ class Runner:
         device: torch.device,
         *,
         shares_prefixes: bool = False,
+        one_by_one: bool = False,
         graphs: DecodeGraphs | None = None,
     ) -> None:
         """Take a model and its pool; `shares_prefixes`: plan, each step, to read common blocks once for all.
+
+        `one_by_one`: let each token attend by itself, so that nothing depends on how a prompt is cut into chunks.
 
         `graphs` are of that model and pool; decodes run from them.
         """
         self.pool = pool
         self._graphs = graphs
         self._shares_prefixes = shares_prefixes
+        self._one_by_one = one_by_one
         self._forward = forward
         self._device = device
 
@@ -100,7 +104,8 @@ class Runner:
         if not plan.chunks:
             return StepResult(())
         with torch.inference_mode():
-            return outcome(plan.chunks, self._logits(self._lay_out(plan.chunks)))
+            batch = self._lay_out(plan.chunks)
+            return outcome(plan.chunks, self._logits(batch.one_by_one() if self._one_by_one else batch))
 
     def _logits(self, batch: HostBatch) -> torch.Tensor:
         """Logits [R, V], which hold until the next step; keys and values are in the pool afterwards."""
@@ -196,7 +201,14 @@ def open_runner(folder: ModelFolder, options: RunnerOptions) -> tuple[Runner, Po
     pool = KVPool.within_budget(loaded.shape, _budget(folder, loaded, options), device, has_idle_block=records)
     log.info("kv_pool", extra={"bytes": pool.num_bytes, "blocks": pool.num_blocks, "tokens": pool.capacity_tokens})
     graphs = _record(loaded, pool, options, folder.max_model_tokens) if records else None
-    runner = Runner(loaded.forward, pool, device, shares_prefixes=options.shares_prefixes_on(device), graphs=graphs)
+    runner = Runner(
+        loaded.forward,
+        pool,
+        device,
+        shares_prefixes=options.shares_prefixes_on(device),
+        one_by_one=options.deterministic,
+        graphs=graphs,
+    )
     runner.warm_up()
     return runner, _pool_spec(folder, loaded, pool)
 

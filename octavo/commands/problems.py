@@ -7,6 +7,7 @@ from deploy.process import StartFailed
 from octavo.commands.console import CommandFailed, readable
 from octavo.commands.key import VARIABLE
 from octavo.errors import OctavoError, Unauthenticated
+from octavo.transport import FLEET_KEY
 
 _EXPECTED = (CommandFailed, OctavoError, OSError)
 
@@ -15,7 +16,7 @@ def explained(error: Exception) -> str | None:
     """What to tell the user; None for an error that nobody expected."""
     if isinstance(error, StartFailed):
         return "\n    ".join([error.what, *(readable(line).plain for line in error.last_lines)])
-    if isinstance(error, Unauthenticated):
+    if isinstance(error, Unauthenticated) and FLEET_KEY not in str(error):
         return f"{error}; a key is taken from {VARIABLE}"
     return str(error) if isinstance(error, _EXPECTED) else None
 

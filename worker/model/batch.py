@@ -1,6 +1,6 @@
 """One step as the model sees it: a ragged batch of tokens, one after another, and where each lives in the pool."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +54,19 @@ class HostBatch:
     """[B + 1]."""
     logit_rows: Ints
     """[R]."""
+
+    def one_by_one(self) -> "HostBatch":
+        """The same with every token as a sequence of its own, which reads what those before it wrote.
+
+        Kernels sum a lone token otherwise than one in a chunk; so they sum them all alike, however a prompt is cut.
+        """
+        counts = np.diff(self.query_starts)
+        return replace(
+            self,
+            tables=np.repeat(self.tables, counts, axis=0),
+            lengths=self.positions + 1,
+            query_starts=np.arange(len(self.ids) + 1),
+        )
 
     def on(self, device: torch.device, shared: SharedPrefixes | None) -> Batch:
         """Its tensors on a device."""

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from octavo import models
 from octavo.ids import BlockId, SequenceId
-from octavo.records import BlockCopy, SamplingParams
+from octavo.records import BlockCopy, SamplingParams, TokenLogprobs
 from tests.support import fast_interpreter, tiny_model
 from tests.support.hand_runner import BLOCK_SIZE, GREEDY, HandRunner, Stream
 from tests.support.oracle import solo_greedy
@@ -141,6 +141,25 @@ def test_a_runner_that_shares_nothing_plans_nothing(one: HandRunner, monkeypatch
     first, second = one.runner.execute(StepPlan(tuple(pair))).tokens
 
     assert first == second
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_deterministic_worker_computes_the_same_bits_however_a_prompt_is_cut(dtype: str, tmp_path: Path) -> None:
+    """A hit may leave one token to compute, or any other number of them; so may a budget, and a preemption."""
+    folder = models.describe("tiny", tiny_model.save_tiny_llama(tmp_path / "model"))
+    options = RunnerOptions(kv_memory_bytes=1 << 22, dtype=dtype, device="cpu", deterministic=True)
+    runner, _ = open_runner(folder, options)
+    tokens = prompt(3 * BLOCK_SIZE + 1)
+    told: list[tuple[TokenLogprobs, ...]] = []
+    for at, cut in enumerate((len(tokens), len(tokens) - 1, len(tokens) - 2, 7, 1)):
+        table = [BlockId(4 * at + block) for block in range(4)]
+        for start in range(0, len(tokens), cut):
+            part = chunk(tokens[start : start + cut], table, start=start, draws=0)
+            if part.end == len(tokens):
+                part = replace(part, draws=(Draw(GREEDY, 0, part.end, logprobs=5),))
+            result = runner.execute(StepPlan((part,)))
+        told.append(result.logprobs[0])
+    assert all(each == told[0] for each in told)
 
 
 def test_what_nobody_wrote_is_never_read(hand: HandRunner, folder: Path) -> None:

@@ -123,6 +123,12 @@ def test_a_template_sees_tools_and_their_calls_as_objects() -> None:
     assert rendered("{{ tools is none }}") == "True"
 
 
+def test_tools_are_refused_where_the_template_knows_none() -> None:
+    chat = ChatPrompt((ChatMessage("user", "hello"),), tools='[{"type": "function", "function": {"name": "f"}}]')
+    with pytest.raises(InvalidRequest, match=r"prompt.chat.tools: 1 tools, the model's chat template takes none"):
+        rendered("{{ messages[0].content }}", chat)
+
+
 def test_calls_of_any_depth_are_rendered_or_refused() -> None:
     """Arguments just shallow enough to be read lie a few levels deeper in what the template gets."""
     template = Template("{{ messages[0].content }}", {})

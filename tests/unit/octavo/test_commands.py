@@ -12,6 +12,7 @@ from octavo.commands.console import readable
 from octavo.commands.key import draw_key
 from octavo.commands.problems import explained, speaking_to
 from octavo.errors import Unauthenticated, UnknownModel
+from octavo.transport import FLEET_KEY
 
 
 def test_a_log_event_is_shown_as_time_name_and_fields() -> None:
@@ -48,6 +49,7 @@ def test_expected_errors_are_explained_and_bugs_are_not() -> None:
 
 def test_who_shows_no_key_is_told_where_one_is_taken_from() -> None:
     assert explained(Unauthenticated("no key")) == "no key; a key is taken from OCTAVO_API_KEY"
+    assert explained(Unauthenticated(f"{FLEET_KEY}: none")) == "octavo-fleet-key: none", "that one is another"
 
 
 def test_a_drawn_key_and_the_line_for_the_tenants_file_belong_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from octavo.settings import Address, Folder, Names, RedisAddress, ServiceSettings, read, split_address
 
@@ -23,7 +23,8 @@ class Settings(ServiceSettings):
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable of the caller, and no argument of pytest."""
-    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "PEER", "SEATS", "REDIS_URL", "SHELF", "AUTHORS"):
+    own = ("PEER", "SEATS", "REDIS_URL", "SHELF", "AUTHORS")
+    for name in ("LISTEN", "ADVERTISE", "LOG_LEVEL", "GRACE_SECONDS", "FLEET_KEY", *own):
         monkeypatch.delenv(f"OCTAVO_{name}", raising=False)
     monkeypatch.setattr("sys.argv", ["service"])
 
@@ -160,3 +161,19 @@ def test_a_password_in_a_url_is_neither_printed_with_the_settings_nor_with_what_
     shown = json.loads(capsys.readouterr().out)
     assert shown["OCTAVO_REDIS_URL"]["value"] == "redis://***@there/1"
     assert "secret" not in refused + json.dumps(shown)
+
+
+def test_a_secret_is_not_shown_by_a_problem_of_several_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Strict(Settings):
+        """One that does not like some settings together."""
+
+        @model_validator(mode="after")
+        def _judge(self) -> "Strict":
+            raise ValueError("seats and shelf do not go together")
+
+    given(monkeypatch, fleet_key="open sesame")
+    with pytest.raises(SystemExit):
+        read(Strict, "a service")
+    assert capsys.readouterr().err == "seats and shelf do not go together\n"
