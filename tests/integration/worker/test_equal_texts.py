@@ -138,7 +138,7 @@ def test_forked_samples_go_on_as_each_does_alone(served: Served) -> None:
 
 
 def test_guessed_tokens_change_no_text(served: Served) -> None:
-    """Bias leaves few tokens to choose from, so that texts repeat themselves and some guesses are right."""
+    """Bias leaves few tokens to choose from, so that texts repeat themselves and guesses come true."""
     few = tuple((token, 1000.0) for token in range(10, 13))
     ways = [SamplingParams(logit_bias=few), replace(WARM, logit_bias=few)]
     plain, guessing = served.world(), served.world(drafter=Drafter(Lookups()))
@@ -148,5 +148,5 @@ def test_guessed_tokens_change_no_text(served: Served) -> None:
         world.run()
 
     assert [guessing.text(number) for number in range(2)] == [plain.text(number) for number in range(2)]
-    assert guessing.scheduler.drafts.drafted > guessing.scheduler.drafts.accepted > 0
+    assert guessing.scheduler.drafts.drafted >= guessing.scheduler.drafts.accepted > 0
     guessing.assert_at_rest()
