@@ -382,7 +382,7 @@ def _failures_of(address: str) -> Generator[None]:
         match failure.code():
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError(f"gateway {address}: {failure.details()}") from failure
-            case grpc.StatusCode.UNAVAILABLE:
+            case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:  # a server that ends cancels what is left
                 raise ConnectionError(f"gateway {address}: {failure.details()}") from failure
             case _:
                 raise

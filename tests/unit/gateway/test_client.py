@@ -1,13 +1,17 @@
 """The client's and the server's halves of the wire agree."""
 
+from typing import Any
+
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.client import event_from_wire, generation_to_wire
+from gateway.client import AsyncClient, event_from_wire, generation_to_wire
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
-from gateway.servicer import event_to_wire, generation_from_wire
+from gateway.core.retries import NEVER
+from gateway.servicer import SERVICE_NAME, event_to_wire, generation_from_wire
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
 from octavo.records import BeamSearch, FinishReason, TokenLogprobs
@@ -106,3 +110,31 @@ def test_what_no_message_can_hold_is_an_invalid_request(request_: Generation) ->
 
 def test_a_string_is_short_for_a_text_prompt_with_every_default() -> None:
     assert generation_from_wire(generation_to_wire("hi")) == Generation(prompt=TextPrompt("hi"))
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ConnectionError),
+        (grpc.StatusCode.CANCELLED, ConnectionError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, TimeoutError),
+    ],
+)
+async def test_a_gateway_that_goes_away_is_one_of_pythons_own_errors(
+    status: grpc.StatusCode, error: type[Exception]
+) -> None:
+    async def fail(request: bytes, context: Any) -> bytes:
+        await context.abort(status, "going")
+        return b""
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(fail)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"Tokenize": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with AsyncClient(f"127.0.0.1:{port}", retries=NEVER) as client:
+            with pytest.raises(error, match="going"):
+                await client.tokenize("words")
+    finally:
+        await server.stop(0)
