@@ -53,7 +53,8 @@ class ContinuousBatching:
 
     def decode_seconds(self, sequences: int, length: int) -> float:
         """The median step of so many sequences about `length` long, from when all decode until the first ends."""
-        stamps = [times for _, times in self._run(sequences, length - NEW_TOKENS // 2, NEW_TOKENS)]
+        new = NEW_TOKENS * max(1, sequences // 8)  # or the first would end before the last begins
+        stamps = [times for _, times in self._run(sequences, length - NEW_TOKENS // 2, new)]
         begun, ended = max(times[0] for times in stamps), min(times[-1] for times in stamps)
         steps = [time for time in stamps[0] if begun <= time <= ended]
         return statistics.median(after - before for before, after in pairwise(steps))
