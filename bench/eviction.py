@@ -17,13 +17,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.replay import TRACES, Prompt
-from cache_manager.core.books import empty_books
+from bench.replay import TRACES, Prompt, open_books
 from cache_manager.core.eviction import PLAIN_LRU, SEGMENTED, EvictionPolicy
 from cache_manager.core.ledger import Ledger
-from octavo.hashing import HASH_BYTES, next_hash
-from octavo.ids import Epoch, SequenceId
-from octavo.records import PoolSpec
+from octavo.ids import SequenceId
 
 WORKING_SETS = {"mooncake": 33_064, "ragpulse": 1_535, "claude_code": 24_321, "agent_text": 2_177}
 """Blocks: found by bisection with plain LRU."""
@@ -67,22 +64,6 @@ def with_sweeps(prompts: Sequence[Prompt], num_blocks: int) -> Iterator[Request]
             asked = 0
             for _ in range(0, num_blocks, length):
                 yield Request(list(itertools.islice(fresh, length)), counts=False)
-
-
-def open_books(num_blocks: int, policy: EvictionPolicy) -> Ledger:
-    """Books in which a token stands for a block of the trace."""
-    spec = PoolSpec(
-        model="bench",
-        model_digest=bytes(HASH_BYTES),
-        tokenizer_digest=bytes(HASH_BYTES),
-        dtype="bfloat16",
-        kv_dtype="bfloat16",
-        block_size=1,
-        num_blocks=num_blocks,
-        max_model_tokens=num_blocks,
-        vocab_size=1 << 31,
-    )
-    return Ledger(spec, Epoch(1), books=empty_books(spec, next_hash, policy))
 
 
 def hit_percent(requests: Iterable[Request], num_blocks: int, policy: EvictionPolicy) -> float:

@@ -17,16 +17,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from bench.replay import Arrival
+from bench.replay import Arrival, open_books
 from cache_manager.core.changes import Evicted, Published
 from cache_manager.core.ledger import Ledger
 from gateway.core.fleet import Fleet, ReservationId, Standing
 from gateway.core.in_flight import Hit, PromptBlocks
 from gateway.core.routing import Work
 from octavo.errors import PoolExhausted
-from octavo.hashing import HASH_BYTES
 from octavo.ids import BlockHash, Epoch, Incarnation, SequenceId, WorkerId
-from octavo.records import PLAIN, FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
+from octavo.records import PLAIN, FleetUpdate, WorkerInfo, WorkerLoad
 
 REPORT_SECONDS = 0.1
 """Between two reports of one worker."""
@@ -132,22 +131,6 @@ class Outcome:
     """Mean difference of predicted and found blocks, of the blocks of all prompts."""
 
 
-def books(num_blocks: int) -> Ledger:
-    """Books in which a token stands for a block of a trace."""
-    spec = PoolSpec(
-        model="bench",
-        model_digest=bytes(HASH_BYTES),
-        tokenizer_digest=bytes(HASH_BYTES),
-        dtype="bfloat16",
-        kv_dtype="bfloat16",
-        block_size=1,
-        num_blocks=num_blocks,
-        max_model_tokens=num_blocks,
-        vocab_size=1 << 31,
-    )
-    return Ledger(spec, Epoch(1))
-
-
 class ModelledFleet:
     """Plays one trace with one policy."""
 
@@ -155,8 +138,8 @@ class ModelledFleet:
         self, workers: int, blocks_per_worker: int, rates: Rates, block_tokens: int, *, shared: bool = False
     ) -> None:
         """Workers with a pool each, or, if `shared`, one pool of the same total that all of them reach: the bound."""
-        pools = [books(blocks_per_worker * workers)] * workers if shared else []
-        pools = pools or [books(blocks_per_worker) for _ in range(workers)]
+        pools = [open_books(blocks_per_worker * workers)] * workers if shared else []
+        pools = pools or [open_books(blocks_per_worker) for _ in range(workers)]
         index: set[BlockHash] = set()
         self._workers = [
             _Worker(

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cache_manager.core.books import empty_books
+from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
+from cache_manager.core.ledger import Ledger
+from octavo.hashing import HASH_BYTES
+from octavo.ids import Epoch
+from octavo.records import PoolSpec
+
 FOLDER = Path(__file__).parent / "traces"
 
 Prompt = Sequence[int]
@@ -114,3 +121,19 @@ def _shipped(name: str) -> Iterator[dict[str, Any]]:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         yield from map(json.loads, file)
+
+
+def open_books(num_blocks: int, policy: EvictionPolicy = SEGMENTED) -> Ledger:
+    """Books in which a token stands for a block of a trace."""
+    spec = PoolSpec(
+        model="bench",
+        model_digest=bytes(HASH_BYTES),
+        tokenizer_digest=bytes(HASH_BYTES),
+        dtype="bfloat16",
+        kv_dtype="bfloat16",
+        block_size=1,
+        num_blocks=num_blocks,
+        max_model_tokens=num_blocks,
+        vocab_size=1 << 31,
+    )
+    return Ledger(spec, Epoch(1), books=empty_books(spec, eviction=policy))

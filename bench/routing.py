@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.eviction import replay
-from bench.fleet_model import ModelledFleet, Outcome, Rates, books
-from bench.replay import TRACES, Prompt, Timed, timed, timed_file
+from bench.fleet_model import ModelledFleet, Outcome, Rates
+from bench.replay import TRACES, Prompt, Timed, open_books, timed, timed_file
 from bench.routing_rivals import policies
 from octavo.ids import SequenceId
 
@@ -113,7 +113,7 @@ def setting(trace: Timed, share: int, rates: Rates, busy: float) -> Setting:
 
 def _stretch(trace: Timed, blocks_per_worker: int, rates: Rates, busy: float) -> float:
     """What makes a fleet with one cache of that size compute prompts for `busy` of the time."""
-    cache = books(max(1, blocks_per_worker) * WORKERS)
+    cache = open_books(max(1, blocks_per_worker) * WORKERS)
     tokens = 0
     for number, arrival in enumerate(trace.arrivals):
         fits = len(arrival.prompt) < cache.spec.num_blocks

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench.eviction import alone, hit_percent, main, open_books, replay, with_sweeps
-from bench.replay import TRACES
+from bench.eviction import alone, hit_percent, main, replay, with_sweeps
+from bench.replay import TRACES, open_books
 from cache_manager.core.eviction import PLAIN_LRU, SEGMENTED
 
 
