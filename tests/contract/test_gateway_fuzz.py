@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from gateway.bounds import Bounds
 from gateway.core.request import Generation, Limits, TextPrompt
-from gateway.prefix_lookup import MemoryLookup
 from octavo.status import REASON_KEY, STATUS_OF
 from octavo.v1 import gateway_pb2 as v1
 from octavo.v1 import open_inference_pb2 as v2
@@ -29,7 +28,7 @@ from tests.support import words
 from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.gateway_service import Gateway, gateway, words_pool
 from tests.support.wild import mangled, messages
-from tests.support.worker_service import ManagerProcess, WorkerService, attend, manager_process, until, worker_service
+from tests.support.worker_service import ManagerProcess, RealFleet, attend, manager_process, until, worker_service
 
 METHODS = [
     *v1.DESCRIPTOR.services_by_name["Inference"].methods,
@@ -148,15 +147,6 @@ def _require_reason(call: Call, refusal: grpc.aio.AioRpcError) -> None:
     assert refusal.details()
 
 
-@dataclass
-class Fleet:
-    """What a gateway's fixture asks of a fleet."""
-
-    manager: ManagerProcess
-    index: MemoryLookup
-    workers: list[WorkerService]
-
-
 @asynccontextmanager
 async def stage(folder: Path) -> AsyncGenerator[Stage]:
     bounds = Bounds(limits=Limits(max_samples=4, max_prompt_bytes=2000, max_batch_requests=3), max_running=4)
@@ -164,7 +154,7 @@ async def stage(folder: Path) -> AsyncGenerator[Stage]:
     runner = FunctionRunner(pool)
     async with manager_process() as manager, worker_service(pool, runner, attend(manager)) as worker:
         await until(lambda: worker.ready == [True])
-        async with gateway(Fleet(manager, MemoryLookup(), [worker]), folder, bounds) as front:
+        async with gateway(RealFleet(manager, [worker]), folder, bounds) as front:
             yield Stage(front, manager, runner)
 
 

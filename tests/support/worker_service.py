@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.manager import Manager
 from cache_manager.servicer import CacheManagerServicer
+from gateway.prefix_lookup import MemoryLookup
 from octavo.errors import UnknownWorker
 from octavo.ids import Incarnation, WorkerId
 from octavo.records import CacheReset, PoolAudit, PoolSpec, Registration, StepReport, Submission, WorkerInfo
@@ -150,6 +151,15 @@ class WorkerService:
 
     def gateway(self) -> GatewayStandIn:
         return GatewayStandIn(self.channel)
+
+
+@dataclass(slots=True)
+class RealFleet:
+    """A manager and its workers, as the fixture of a gateway asks for them. Nothing is in the index but claims."""
+
+    manager: ManagerProcess
+    workers: list[WorkerService] = field(default_factory=list[WorkerService])
+    index: MemoryLookup = field(default_factory=MemoryLookup)
 
 
 @asynccontextmanager

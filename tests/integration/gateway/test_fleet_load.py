@@ -1,0 +1,101 @@
+"""Several gateways before one fleet: each of them routes by what waits there, whoever sent it.
+
+Real gateways, each with its own doors, a real cache manager, and real workers whose models are functions that take
+their steps when the test says so.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from gateway.core.request import Generation, TokenPrompt
+from octavo.ids import WorkerId
+from octavo.v1 import gateway_pb2 as v1
+from tests.support import words
+from tests.support.fakes import FunctionRunner, solo_text
+from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.turnstile import Turnstile
+from tests.support.worker_service import RealFleet, attend, manager_process, worker_service
+
+BLOCK = 256
+LONG, SHORT = 100_000, 40
+STEP = 8192
+POOL = words_pool(block_size=BLOCK, num_blocks=2048, max_model_tokens=LONG + 1000)
+GATEWAYS = 4
+FIRST_WORD = len(words.SPECIAL_TOKENS)
+
+
+@asynccontextmanager
+async def held_worker(fleet: RealFleet, name: str) -> AsyncGenerator[Turnstile]:
+    """A worker that has joined the fleet, and what lets its steps through."""
+    runner = FunctionRunner(POOL)
+    turnstile = Turnstile(runner)
+    async with worker_service(
+        POOL, runner, attend(fleet.manager), worker_id=WorkerId(name), max_step_tokens=STEP
+    ) as worker:
+        fleet.workers.append(worker)
+        yield turnstile
+        turnstile.let_through(1000)
+
+
+def request(number: int, tokens: int) -> Generation:
+    """Of so many tokens; no two begin alike."""
+    prompt = [FIRST_WORD + (number + at) % (words.VOCAB_SIZE - FIRST_WORD) for at in range(tokens)]
+    return Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=2, ignore_eos=True)
+
+
+async def served_by(front: Gateway, asked: Generation) -> str:
+    """The worker that answered, as it must."""
+    answer = await front.client.complete(asked)
+    assert isinstance(asked.prompt, TokenPrompt)
+    assert list(answer.samples[0].token_ids) == solo_text(asked.prompt.ids, 2, vocab_size=words.VOCAB_SIZE)
+    return answer.usage.worker_id
+
+
+async def until_reported(fronts: Sequence[Gateway], worker: str, *, prompts: int, tokens: int) -> None:
+    """Until the manager has told each gateway of so many prompts, and of at least so many tokens, at a worker."""
+
+    def told(front: Gateway) -> bool:
+        loads = [info.load for info in front.dispatcher.fleet if info.worker_id == worker]
+        return any(
+            load.waiting_sequences + load.running_sequences == prompts and load.queued_prefill_tokens >= tokens
+            for load in loads
+        )
+
+    for front in fronts:
+        await front.news.until(lambda front=front: told(front))
+
+
+async def test_each_of_four_gateways_sees_the_fleets_load_in_tokens_not_in_requests(tmp_path: Path) -> None:
+    """S39: three prompts of 100,000 tokens, each through another gateway, while one worker was alone; then more short
+    requests, through all four, than there are long ones."""
+    async with manager_process() as manager, AsyncExitStack() as stack, asyncio.TaskGroup() as asking:
+        fleet = RealFleet(manager)
+        busy = await stack.enter_async_context(held_worker(fleet, "busy"))
+        fronts = [await stack.enter_async_context(gateway(fleet, tmp_path / str(at))) for at in range(GATEWAYS)]
+        long = [asking.create_task(served_by(front, request(at, LONG))) for at, front in enumerate(fronts[:3])]
+        busy.let_through()
+        await until_reported(fronts, "busy", prompts=3, tokens=3 * LONG - 2 * STEP)
+
+        other = await stack.enter_async_context(held_worker(fleet, "other"))
+        for front in fronts:
+            await front.until_fleet(lambda names: names == ["busy", "other"])
+        short: list[asyncio.Task[str]] = []
+        for at in range(2 * GATEWAYS):
+            short.append(asking.create_task(served_by(fronts[at % GATEWAYS], request(100 + at, SHORT))))
+            await until_reported(fronts, "other", prompts=len(short), tokens=0)
+
+        asked = v1.GenerateRequest(tokens=v1.TokenIds(ids=range(FIRST_WORD, FIRST_WORD + SHORT)))
+        for front in fronts:
+            told = await front.stub.Explain(v1.ExplainRequest(request=asked), timeout=10)
+            queued = {worker.worker_id: worker.cost.queued for worker in told.workers}
+            assert told.chosen == "other"
+            assert 3 * LONG - 2 * STEP <= queued["busy"] <= 3 * LONG
+            assert queued["other"] <= len(short) * SHORT
+        for turnstile in (busy, other):
+            turnstile.let_through(1000)
+
+    assert {task.result() for task in long} == {"busy"}
+    assert {task.result() for task in short} == {"other"}
+    assert all(front.at_rest() for front in fronts)
