@@ -6,7 +6,7 @@ import torch
 
 from octavo.records import SamplingParams
 from worker.core.step import Draw
-from worker.model.sampler import sample, uniform
+from worker.model.sampler import sample, uniforms
 
 WIDE = 2_000  # more than the sampler looks at before it sorts everything
 
@@ -134,13 +134,47 @@ def test_a_draw_does_not_depend_on_its_company(vocabulary: int) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("vocabulary", [WIDE, 8_000])  # more than 256 runs of 16, of which only the best are looked at
 @pytest.mark.parametrize("spread", [0.05, 2.0])  # beyond the first look nearly always, and nearly never
-def test_the_first_look_and_the_whole_sort_draw_the_same_tokens(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+def test_the_first_look_and_the_whole_sort_draw_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch, spread: float, vocabulary: int
+) -> None:
+    logits = noise(1, vocabulary, spread=spread).bfloat16().float()  # with equals
+    draws = [draw(position, temperature=0.8, top_p=0.95, top_k=position % 3 * 100) for position in range(100)]
+    looked = sample(logits, [0] * 100, draws)
+    monkeypatch.setattr("worker.model.sampler._CANDIDATES", vocabulary + 256)
+    assert sample(logits, [0] * 100, draws) == looked
+
+
+def test_neighbouring_draws_know_nothing_of_each_other() -> None:
+    """Positions, samples and seeds that lie side by side: pairs come as often as the product of their shares says."""
+    logits = noise(1, 4, spread=1.0)
+    shares = probabilities(logits)
+    pairs = {4 * first + second: shares[first] * shares[second] for first in shares for second in shares}
+    for position, of, seed in ((1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        draws = [
+            draw(2 * at + position * second, sample=of * second, seed=seed * second)
+            for at in range(2_000)
+            for second in (0, 1)
+        ]
+        tokens = sample(logits, [0] * len(draws), draws)
+        came = Counter(4 * first + second for first, second in zip(tokens[::2], tokens[1::2], strict=True))
+        assert_distributed(came, pairs, 2_000)
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+def test_logits_that_differ_by_rounding_seldom_draw_otherwise(spread: float) -> None:
+    """At most four times as often as any rule must: that is how far the two distributions are apart.
+
+    Among thousands of nearly equal tokens, a running sum of probabilities would nearly always stop at another.
+    """
     logits = noise(1, WIDE, spread=spread)
-    draws = [draw(position, temperature=0.8, top_p=0.95) for position in range(200)]
-    looked = sample(logits, [0] * 200, draws)
-    monkeypatch.setattr("worker.model.sampler._CANDIDATES", WIDE)
-    assert sample(logits, [0] * 200, draws) == looked
+    rounded = logits + noise(1, WIDE, seed=1, spread=0.01)
+    apart = 0.5 * (logits.softmax(-1) - rounded.softmax(-1)).abs().sum().item()
+    draws = [draw(position) for position in range(5_000)]
+    before, after = (sample(of, [0] * len(draws), draws) for of in (logits, rounded))
+    changed = sum(one != other for one, other in zip(before, after, strict=True)) / len(draws)
+    assert 0 < changed < 4 * apart, (changed, apart)
 
 
 def test_the_same_counter_gives_the_same_token_and_another_one_another_stream() -> None:
@@ -155,11 +189,16 @@ def test_the_same_counter_gives_the_same_token_and_another_one_another_stream() 
 
 def test_the_counter_gives_these_very_numbers() -> None:
     """Whoever changes them breaks every request that is replayed or carried over during an update."""
-    assert [uniform(0, 0, 0), uniform(2**64 - 1, 3, 8191)] == [0.33334397074717736, 0.11014160826217811]
+    assert uniforms(0, 0, 0, 2).tolist() == [0.8589129889161277, 0.30108020017350057]
+    assert uniforms(2**64 - 1, 3, 8191, 1).tolist() == [0.1874894838751039]
+
+
+def test_more_numbers_of_a_counter_begin_with_the_fewer() -> None:
+    assert uniforms(1, 2, 3, 9).tolist()[:4] == uniforms(1, 2, 3, 4).tolist()
 
 
 def test_the_counter_is_spread_evenly_and_never_an_end() -> None:
-    numbers = [uniform(seed, 0, position) for seed in range(20) for position in range(200)]
+    numbers = [number for seed in range(20) for position in range(20) for number in uniforms(seed, 0, position, 10)]
     counts = Counter(int(number * 64) for number in numbers)
     assert_distributed(counts, dict.fromkeys(range(64), 1 / 64), len(numbers))
     assert all(0 < number < 1 for number in numbers)
