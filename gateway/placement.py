@@ -69,6 +69,7 @@ class Placement:
             return None
         # No await from here on: the choice was made from this picture.
         chosen, work = judged.choice.chosen, judged.work
+        call = self._workers.submit(chosen.standing.info, parts)  # first: what cannot be sent is not counted
         reservation = self._fleet.reserve(
             chosen.standing.info,
             prompt_tokens=len(work.prompt),
@@ -76,7 +77,6 @@ class Placement:
             output_tokens=work.output_tokens,
             blocks=judged.prompt.of(chosen.standing.info),
         )
-        call = self._workers.submit(chosen.standing.info, parts)
         self._lookup.claim(chosen.standing.info, judged.unpublished)
         return Visit(chosen, reservation, call, judged.index_state)
 

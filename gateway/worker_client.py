@@ -115,14 +115,15 @@ class _WorkerStream:
         return not self._calls
 
     def submit(self, parts: Iterable[Submission]) -> WorkerCall:
-        """Send the parts of a request, each under a number of this stream's own."""
+        """Send the parts of a request, each under a number of this stream's own; all of them, or none."""
+        numbered = [replace(part, request=self._last_request + at) for at, part in enumerate(parts, 1)]
+        messages = [worker_v1.ServeRequest(submit=submission_to_wire(part)) for part in numbered]
+        self._last_request += len(numbered)
         call = WorkerCall(self)
-        for part in parts:
-            self._last_request += 1
-            self._calls[self._last_request] = call
-            call.expect(self._last_request, part)
-            message = submission_to_wire(replace(part, request=self._last_request))
-            self._outgoing.put_nowait(worker_v1.ServeRequest(submit=message))
+        for part, message in zip(numbered, messages, strict=True):
+            self._calls[part.request] = call
+            call.expect(part.request, part)
+            self._outgoing.put_nowait(message)
         return call
 
     def forget(self, request: int, *, cancel: bool) -> None:
