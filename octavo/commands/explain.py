@@ -3,13 +3,19 @@
 Nothing is computed.
 """
 
+from collections.abc import Iterable
+
 import grpc
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from gateway.client import generation_to_wire
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
 from octavo.commands.connection import transport
 from octavo.commands.console import CommandFailed, out
 from octavo.commands.key import api_key
+from octavo.commands.stats import index_in_words
 from octavo.records import HitEnd, PromptExplanation
 from octavo.service import open_blocking_channel
 from octavo.status import translated
@@ -21,7 +27,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 def explain(address: str, prompt: str, system: str | None, model: str) -> None:
-    """Print a line for each worker of the model: of a question as `octavo chat` would ask it.
+    """Print what each worker of the model has, and would cost: of a question as `octavo chat` would ask it.
 
     Raises:
         CommandFailed: nobody answers at `address`, or no cache manager does.
@@ -32,13 +38,16 @@ def explain(address: str, prompt: str, system: str | None, model: str) -> None:
     reply = _ask(address, request)
     if not reply.workers:
         raise CommandFailed("no cache manager tells what its workers hold")
-    for worker in sorted(reply.workers, key=lambda worker: worker.worker_id):
+    workers = sorted(reply.workers, key=lambda worker: worker.worker_id)
+    for worker in workers:
         if worker.HasField("cache"):
             out.print(f"{worker.worker_id}: {in_words(explanation_from_wire(worker.cache), reply.prompt_tokens)}")
-        if worker.HasField("cost"):
-            out.print(f"{worker.worker_id}: {cost_in_words(worker)}")
-    if reply.chosen:
-        out.print(f"It would go to {reply.chosen}, where it costs the least; of equals one is taken at random.")
+    if not reply.chosen:
+        out.print("No worker would take it now.")
+        return
+    out.print(costs(workers, reply.chosen))
+    out.print(f"It would go to {reply.chosen}, where that is least; of equals one is taken at random.")
+    out.print(index_in_words(reply.index_state))
 
 
 def _ask(address: str, request: Generation) -> gateway_pb2.ExplainReply:
@@ -52,14 +61,29 @@ def _ask(address: str, request: Generation) -> gateway_pb2.ExplainReply:
             raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
 
 
-def cost_in_words(worker: gateway_pb2.WorkerExplanation) -> str:
-    """The terms that the gateway would choose by."""
-    cost = worker.cost
-    return (
-        f"{cost.total:,.0f} tokens of work: {cost.prefill:,.0f} to compute, {cost.queued:,.0f} queued before it, "
-        f"{cost.others:,.0f} for what that costs others, {cost.decode:,.0f} for decoding, {cost.memory:,.0f} for memory"
-        f"; {worker.predicted_cached_tokens:,} expected to be remembered."
+def costs(workers: Iterable[gateway_pb2.WorkerExplanation], chosen: str) -> Table:
+    """The terms that the gateway would choose by: a row for each worker that it judged, fit for 80 columns."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
+    table.title = "What it would cost there, in tokens of work"
+    table.caption = (
+        "remembered: of the prompt, when its turn comes, as far as the gateway knows. compute: the rest of it. "
+        "queued: prompts before it. others: what they lose if it is computed here though another worker has it. "
+        "decode: a share of what runs there. memory: what does not fit, and a share of what would be pushed out."
     )
+    table.add_column("worker", no_wrap=True)
+    for header in ("remembered", "compute", "queued", "others", "decode", "memory", "in all"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for worker in workers:
+        if worker.HasField("cost"):
+            cost = worker.cost
+            terms = (cost.prefill, cost.queued, cost.others, cost.decode, cost.memory, cost.total)
+            table.add_row(
+                Text(worker.worker_id),
+                f"{worker.predicted_cached_tokens:,}",
+                *(f"{term:,.0f}" for term in terms),
+                style="bold" if worker.worker_id == chosen else None,
+            )
+    return table
 
 
 def in_words(found: PromptExplanation, prompt_tokens: int) -> str:

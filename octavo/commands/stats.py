@@ -90,13 +90,13 @@ def _summary(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> str
     saved = f"{cached:,} of {prompt:,} prompt tokens were remembered and not computed. " if prompt else ""
     return (
         f"{saved}Requests so far: {gateway.requests:,} ({gateway.refused:,} refused); "
-        f"{gateway.running_requests:,} run, {gateway.waiting_requests:,} wait. {_index(gateway)}"
+        f"{gateway.running_requests:,} run, {gateway.waiting_requests:,} wait. {index_in_words(gateway.index_state)}"
     )
 
 
-def _index(gateway: gateway_pb2.GatewayLoad) -> str:
-    """What the last look-up in the prefix index was worth, in words."""
-    match index_state_from_wire(gateway.index_state):
+def index_in_words(state: "gateway_pb2.IndexState.ValueType") -> str:
+    """What a look-up in the prefix index was worth."""
+    match index_state_from_wire(state):
         case IndexState.EXACT:
             return "The prefix index is exact."
         case IndexState.DEGRADED:

@@ -1,8 +1,9 @@
 """What `octavo explain` says of a worker."""
 
 import pytest
+from rich.console import Console
 
-from octavo.commands.explain import cost_in_words, in_words
+from octavo.commands.explain import costs, in_words
 from octavo.ids import BlockId, Epoch, SequenceId
 from octavo.records import HitEnd, PromptExplanation
 from octavo.v1 import gateway_pb2
@@ -52,10 +53,19 @@ def test_an_explanation_is_put_into_words(explanation: PromptExplanation, words:
     assert in_words(explanation, 31) == words
 
 
-def test_the_terms_of_a_worker_are_put_into_words() -> None:
-    cost = gateway_pb2.RoutingCost(prefill=1200, queued=30, others=40, decode=5, memory=6, total=1281)
-    said = cost_in_words(gateway_pb2.WorkerExplanation(worker_id="a", predicted_cached_tokens=64, cost=cost))
-    assert said == (
-        "1,281 tokens of work: 1,200 to compute, 30 queued before it, 40 for what that costs others, 5 for decoding, "
-        "6 for memory; 64 expected to be remembered."
-    )
+def test_every_term_that_a_worker_was_judged_by_is_shown_in_eighty_columns_and_explained() -> None:
+    cost = gateway_pb2.RoutingCost(prefill=123456, queued=300000, others=1999999, decode=5, memory=6, total=2423466)
+    judged = gateway_pb2.WorkerExplanation(worker_id="worker-0", predicted_cached_tokens=65536, cost=cost)
+    unjudged = gateway_pb2.WorkerExplanation(worker_id="worker-1")
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(costs([judged, unjudged], "worker-0"))
+    said = capture.get()
+
+    rows = [line.split() for line in said.splitlines() if line.startswith((" worker", "worker"))]
+    assert rows == [
+        ["worker", "remembered", "compute", "queued", "others", "decode", "memory", "in", "all"],
+        ["worker-0", "65,536", "123,456", "300,000", "1,999,999", "5", "6", "2,423,466"],
+    ]
+    terms = ("remembered", "compute", "queued", "others", "decode", "memory")
+    assert all(f"{term}: " in " ".join(said.split()) for term in terms)
