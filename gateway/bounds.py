@@ -15,7 +15,7 @@ class Bounds:
     max_running: int = 256
     max_waiting: int = 1024
     max_wait_seconds: float = 30.0
-    """For a place to run in."""
+    """For a place to run in, and a worker to run at."""
     max_request_seconds: float = 3600.0
     """For a whole request whose client named no deadline."""
     max_attempts: int = 5

@@ -79,17 +79,21 @@ class Catalogue:
         serving = self._serving(model)
         if not serving:
             raise NoWorker(f"model: no worker serves {model.name!r} now; there are: {self._names()}")
-        taking = [worker for worker in serving if not worker.draining]
+        taking = self.taking(model)
         if not taking:
             raise Draining(f"all {len(serving)} workers of {model.name} finish what they have and take nothing new")
         return taking
+
+    def taking(self, model: ServedModel) -> list[WorkerInfo]:
+        """The workers that take new requests for a model. May be none."""
+        return [worker for worker in self._serving(model) if not worker.draining]
 
     def fitting(self, model: ServedModel, tokens: int, but: Collection[WorkerProcess]) -> list[WorkerInfo]:
         """The workers that take a sequence of so many tokens, those in `but` left out. May be none."""
         return [
             worker
-            for worker in self._serving(model)
-            if not worker.draining and worker.pool.capacity_tokens >= tokens and process_of(worker) not in but
+            for worker in self.taking(model)
+            if worker.pool.capacity_tokens >= tokens and process_of(worker) not in but
         ]
 
     def change(self, change: Callable[[Fleet], None]) -> tuple[Collection[WorkerProcess], Collection[WorkerInfo]]:

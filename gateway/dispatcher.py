@@ -10,6 +10,7 @@ another one (gateway/journey.py); nobody but a client without a worker left is t
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 
 from gateway.bounds import Bounds
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
@@ -31,7 +32,7 @@ from gateway.merge import merged
 from gateway.placement import Judgement, Placement
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import Workers
-from octavo.errors import Draining, OctavoError
+from octavo.errors import Draining, NoWorker, OctavoError, QueueFull
 from octavo.records import FleetUpdate, IndexState, WorkerInfo
 
 
@@ -139,14 +140,17 @@ class Dispatcher:
     async def examine(
         self, request: Generation, account: Account = OPEN
     ) -> tuple[Job, list[WorkerInfo], Judgement | None]:
-        """The job that a request would be, the workers that could take it, and where it would go. Nothing runs.
+        """The job that a request would be, who could take it, and where it would go. Nothing runs or waits.
 
         Raises:
+            NoWorker: nobody serves the model just now.
+            Draining: everybody who serves it is about to leave.
             OctavoError: the request would be refused, as in `generate`.
         """
         job = await self._intake.job(request, account, self._clock(), None)
+        workers = self._catalogue.available(job.model)
         judged = await self._placement.judge(job.model, (job.submission,))
-        return job, self._catalogue.available(job.model), judged
+        return job, workers, judged
 
     async def tokens(self, prompt: Prompt | None, model: str) -> tuple[int, ...]:
         """The token ids of a prompt. Raises InvalidRequest or UnknownModel."""
@@ -185,10 +189,10 @@ class Dispatcher:
         Raises:
             InvalidRequest: the request cannot be served as it is.
             UnknownModel: there is no such model.
-            NoWorker: nobody serves it just now, or nobody came in time to go on with it.
+            NoWorker: nobody who serves it came in time to take it, or to go on with it.
             QuotaExceeded: the tenant has had what it may have for now.
             QueueFull: too many requests wait, or this one waited too long, or would.
-            Draining: the gateway, or every worker of the model, takes nothing new.
+            Draining: the gateway takes nothing new, or every worker of the model until the wait was too long.
             WorkerLost: too many workers were lost under it, or the last one was.
             OctavoError: as the worker refused it.
             TimeoutError: the deadline passed.
@@ -200,28 +204,29 @@ class Dispatcher:
             if self._draining:
                 raise Draining("this gateway finishes what it has and takes nothing new")
             job = await self._intake.job(request, account, arrived, seconds_left)
-            journey = Journey(job, self._journeys)
-            events = journey.events()
-            with self._charged(job, account, journey), self._remembered(job) as answers:
-                place = self._door.place(_wish(job, account), self._room_for(job))
-                async with place, aclosing(events), aclosing(_told(job, events)) as told:
-                    async for event in told:
-                        sent = True
-                        if (answer := answers.hear(event)) is not None:
-                            self._intake.remember(job, *answer)
-                        yield event
+            with self._charged(job, account) as charge, self._remembered(job) as answers:
+                async with self._door.place(_wish(job, account), self._room_for(job), self._refusal_for(job)):
+                    charge.journey = Journey(self._intake.measured(job), self._journeys)
+                    events = charge.journey.events()
+                    async with aclosing(events), aclosing(_told(job, events)) as told:
+                        async for event in told:
+                            sent = True
+                            if (answer := answers.hear(event)) is not None:
+                                self._intake.remember(job, *answer)
+                            yield event
         except (OctavoError, TimeoutError):
             self.counters.refused += not sent
             raise
 
     @contextmanager
-    def _charged(self, job: Job, account: Account, journey: Journey) -> Generator[None]:
+    def _charged(self, job: Job, account: Account) -> Generator["_Charge"]:
         """Take what a job may need out of the tenant's quota, and give back what it did not. Raises QuotaExceeded."""
         self._quotas.charge(account.tag, account.quota, job.tokens, job.arrived)
+        charge = _Charge()
         try:
-            yield
+            yield charge
         finally:
-            self._quotas.settle(account.tag, job.tokens, journey.tokens)
+            self._quotas.settle(account.tag, job.tokens, 0 if charge.journey is None else charge.journey.tokens)
 
     @contextmanager
     def _remembered(self, job: Job) -> Generator[Listener]:
@@ -238,6 +243,26 @@ class Dispatcher:
         prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
         return lambda: self._placement.has_room(job.model, job.submission, prompt)
 
+    def _refusal_for(self, job: Job) -> Callable[[str], OctavoError]:
+        """What the job ends with when it has waited too long: it says what for."""
+
+        def refusal(waited: str) -> OctavoError:
+            try:
+                self._catalogue.available(job.model)
+            except (NoWorker, Draining) as nobody:
+                return type(nobody)(f"{nobody}; {waited}")
+            return QueueFull(waited)
+
+        return refusal
+
+
+@dataclass(slots=True)
+class _Charge:
+    """What a request has cost its tenant depends on how far its journey went."""
+
+    journey: Journey | None = None
+    """None until it begins."""
+
 
 def _wish(job: Job, account: Account) -> Wish:
     return Wish(
@@ -252,6 +277,7 @@ def _wish(job: Job, account: Account) -> Wish:
 
 def _told(job: Job, events: AsyncGenerator[Event]) -> AsyncGenerator[Event]:
     """What the client hears of all that happens."""
-    if job.told_samples == job.submission.samples:
+    request = job.request
+    if request.samples == request.made_samples:
         return events
-    return best_of(events, job.told_samples, tells_logprobs=job.tells_logprobs)
+    return best_of(events, request.samples, tells_logprobs=request.logprobs is not None)

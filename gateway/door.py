@@ -65,20 +65,24 @@ class Door:
             self._take_turns()
 
     @asynccontextmanager
-    async def place(self, wish: Wish, has_room: Callable[[], bool]) -> AsyncGenerator[None]:
+    async def place(
+        self, wish: Wish, has_room: Callable[[], bool], refusal: Callable[[str], OctavoError] = QueueFull
+    ) -> AsyncGenerator[None]:
         """Wait for a place here and room at a worker, and hold the place.
 
         Args:
             wish: when it must end is the client's deadline; the door's own bound comes on top.
             has_room: whether some worker could begin it now; asked when it is first in its line.
+            refusal: what a wait ends with that took too long; it is told how long that was.
 
         Raises:
-            QueueFull: too many wait, or this one waited too long, or would.
+            QueueFull: too many wait, or this one would wait too long.
+            OctavoError: this one waited too long.
             TimeoutError: the deadline passed.
         """
         ticket = Ticket(next(self._tickets))
         try:
-            await self._turn_of(ticket, wish, has_room)
+            await self._turn_of(ticket, wish, has_room, refusal)
             yield
         finally:
             self._waits.pop(ticket, None)
@@ -86,7 +90,9 @@ class Door:
             self._take_turns()
             self._left.set()
 
-    async def _turn_of(self, ticket: Ticket, wish: Wish, has_room: Callable[[], bool]) -> None:
+    async def _turn_of(
+        self, ticket: Ticket, wish: Wish, has_room: Callable[[], bool], refusal: Callable[[str], OctavoError]
+    ) -> None:
         entered = self._clock()
         expires = min(wish.expires, entered + self._max_wait_seconds)
         self._admission.enter(ticket, replace(wish, expires=expires), entered)
@@ -99,7 +105,7 @@ class Door:
             admitted = False
         if not admitted:
             waited = f"waited {self._clock() - entered:.1f} s while {self.running} requests ran"
-            raise TimeoutError(waited) if expires == wish.expires else QueueFull(waited)
+            raise TimeoutError(waited) if expires == wish.expires else refusal(waited)
 
     def _take_turns(self) -> None:
         turn = self._admission.turn(self._clock(), lambda ticket: self._waits[ticket].has_room())

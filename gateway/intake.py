@@ -1,17 +1,18 @@
 """What a client asked for -> a job that is fit to run, or the reason why it is not.
 
-Everything that can be refused without waiting is refused here, before the request has taken anything.
+Everything that can be refused without waiting is refused here, before the request has taken anything. Whether it fits
+a pool can be told only while there is one: where nobody serves the model just now, that is judged when somebody does.
 """
 
 import asyncio
 import random
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.account import Account
-from gateway.core.admission import output_budget
+from gateway.core.admission import DEFAULT_MAX_TOKENS, output_budget
 from gateway.core.public_part import public_tokens
 from gateway.core.request import (
     ChatPrompt,
@@ -36,23 +37,22 @@ _SEED_BITS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request that is fit to run."""
+    """A request that is fit to run, once it is measured."""
 
     request_id: str
+    request: Generation
+    """As the client sent it."""
     model: ServedModel
     submission: Submission
     """As a worker will get it; the stream to the worker numbers it."""
-    stop: tuple[str, ...]
-    told_samples: int
-    """Of those that are made, how many the client is told."""
-    tells_logprobs: bool
-    """Whether the client hears how likely each token was."""
     arrived: float
     deadline: float
     text: str | None = None
     """Of the prompt; None where it came as token ids."""
     realm: bytes = b""
     """Within which its text and its answers are remembered."""
+    measured: bool = False
+    """Against the workers that there are."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -82,24 +82,21 @@ class Intake:
         Raises:
             InvalidRequest: the request cannot be served as it is.
             UnknownModel: there is no such model.
-            NoWorker: nobody serves it just now.
-            Draining: every worker of the model is about to leave.
         """
         check_request(request, self._limits)
         model = self._catalogue.named(request.model)
-        pools = [worker.pool for worker in self._catalogue.available(model)]
         realm = digest_of(model.name.encode(), model.tokenizer_digest, account.salt(request.cache_salt))
         text = await _text_of(request.prompt, model)
         prompt = await _tokens_of(request.prompt, text, model, () if text is None else self._turns.recall(realm, text))
-        check_vocabulary(prompt, request, min(pool.vocab_size for pool in pools))
         patience = self._max_request_seconds if seconds_left is None else seconds_left
-        return Job(
+        job = Job(
             request_id=uuid.uuid4().hex,
+            request=request,
             model=model,
             submission=Submission(
                 request=0,
                 prompt=prompt,
-                max_tokens=output_budget(len(prompt), request.max_tokens, pools),
+                max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
                 samples=request.made_samples,
                 sampling=self._sampling_of(request),
                 stop_tokens=_stop_tokens(request, model),
@@ -112,14 +109,26 @@ class Intake:
                 prompt_logprobs=request.prompt_logprobs,
                 beam=request.beam,
             ),
-            stop=request.stop,
-            told_samples=request.samples,
-            tells_logprobs=request.logprobs is not None,
             arrived=arrived,
             deadline=arrived + patience,
             text=text,
             realm=realm,
         )
+        return self.measured(job)
+
+    def measured(self, job: Job) -> Job:
+        """The job as the workers that there are can take it; as it is if it was measured before, or nobody is there.
+
+        Raises:
+            InvalidRequest: none of them ever can.
+        """
+        pools = [] if job.measured else [worker.pool for worker in self._catalogue.taking(job.model)]
+        if not pools:
+            return job
+        prompt = job.submission.prompt
+        check_vocabulary(prompt, job.request, min(pool.vocab_size for pool in pools))
+        budget = output_budget(len(prompt), job.request.max_tokens, pools)
+        return replace(job, submission=replace(job.submission, max_tokens=budget), measured=True)
 
     def remember(self, job: Job, text: str, tokens: Sequence[int]) -> None:
         """An answer of a job, as its client was told: its text may come again, in the prompt of the next turn."""

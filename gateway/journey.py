@@ -63,7 +63,7 @@ class Journey:
         self._shared = shared
         self._clock = shared.clock
         detokenizer = partial(job.model.tokenizer.detokenizer, job.submission.prompt)
-        self._transcript = Transcript(job.submission.samples, detokenizer, job.stop)
+        self._transcript = Transcript(job.submission.samples, detokenizer, job.request.stop)
         self._losses = Losses(shared.max_losses)
         self._visits = 0
         self._first_token: float | None = None

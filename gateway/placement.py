@@ -112,13 +112,15 @@ class Placement:
         """Whether a worker could begin the request now, beside what runs and waits there.
 
         What this gateway has at a worker and begins alike takes no room twice. Outputs are not counted: few requests
-        use all that they may, and a worker that runs short sends the newest back. Where nobody is there at all, that is
-        not for the door to judge.
+        use all that they may, and a worker that runs short sends the newest back. Where there is nobody at all, there
+        is no room; one for whom everybody who is there is too small waits for nothing here.
         """
         fitting = self._fitting(model, submission, ())
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
         lacking = [(standing, _lacking(standing, len(submission.prompt))) for standing in standings]
-        if not lacking or any(tokens <= 0 for _, tokens in lacking):
+        if not lacking:
+            return bool(self._catalogue.taking(model))
+        if any(tokens <= 0 for _, tokens in lacking):
             return True
         hits = self._fleet.hits(prompt, {})
         shared = {worker: hit.cached_tokens + hit.coming_tokens for worker, hit in hits.items()}

@@ -57,7 +57,9 @@ class GatewaySettings(ServiceSettings):
     )
     max_running_requests: int = Field(default=256, ge=1, description="requests at the workers at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="further requests that wait for a place")
-    max_wait_seconds: float = Field(default=30.0, gt=0, description="seconds a request may wait for a place")
+    max_wait_seconds: float = Field(
+        default=30.0, gt=0, description="seconds a request may wait for a place, or for the first worker of its model"
+    )
     max_request_seconds: float = Field(
         default=3600.0, gt=0, description="seconds a request may take when its client names no deadline"
     )

@@ -150,7 +150,7 @@ class Admission:
             self._running[ticket] = self._waiting[ticket]
             self._forget(ticket)
             admitted.append(ticket)
-        if self._waiting:
+        if self._waiting and self._running:
             self._pace.busy(now)
         else:
             self._pace.idle()

@@ -1,7 +1,7 @@
 """How fast requests get on, in tokens of work a second, to foretell a wait. Pure: time is an argument.
 
-Measured only while somebody waits: an idle gateway's rate says how much is asked of it, not how much it can do. Old
-measurements fade, so that the rate follows the fleet.
+Measured only while somebody waits and somebody runs: an idle gateway's rate says how much is asked of it, not how much
+it can do, and while there is no worker nothing can be done. Old measurements fade, so that the rate follows the fleet.
 """
 
 from math import exp
@@ -22,12 +22,12 @@ class Pace:
         self._busy_since: float | None = None
 
     def busy(self, now: float) -> None:
-        """Somebody waits from now on, if not before."""
+        """Somebody waits while others run, from now on if not before."""
         if self._busy_since is None:
             self._busy_since = now
 
     def idle(self) -> None:
-        """Nobody waits any more."""
+        """Nobody waits any more, or nobody runs."""
         self._busy_since = None
 
     def ended(self, tokens: int, now: float) -> None:

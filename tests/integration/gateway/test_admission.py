@@ -13,7 +13,7 @@ from gateway.client import AsyncClient
 from gateway.core.request import Generation, TokenPrompt
 from gateway.core.retries import NEVER
 from gateway.tenancy import Tenancy
-from octavo.errors import InvalidRequest, QueueFull, QuotaExceeded
+from octavo.errors import InvalidRequest, NoWorker, QueueFull, QuotaExceeded
 from octavo.records import WorkerLoad
 from octavo.status import RETRY_AFTER_KEY, error_from
 from octavo.tenants import credentials
@@ -90,6 +90,85 @@ async def test_waiting_for_room_has_a_bound(fleet: FakeFleet, tmp_path: Path) ->
                 await client.complete(LONG)
         assert refused.value.retry_after_seconds == 1.0
         assert front.at_rest()
+
+
+# ---- nobody is there -----------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_finds_no_worker_waits_at_the_door_for_the_first_one(tmp_path: Path) -> None:
+    """A fleet that is just starting, or whose only worker is being replaced, refuses nobody who has the time."""
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path) as front:
+        waits = [asyncio.create_task(front.client.complete(replace(LONG, max_tokens=2))) for _ in range(3)]
+        await until_load(front, running=0, waiting=3)
+        await fleet.add("a", words_pool())
+        answers = await asyncio.gather(*waits)
+
+        assert [answer.samples[0].token_ids for answer in answers] == [(5, 6)] * 3
+        assert front.at_rest()
+
+
+async def test_while_every_worker_is_about_to_leave_a_request_waits_for_the_next(
+    fleet: FakeFleet, tmp_path: Path
+) -> None:
+    """S57: the rolling restart of a model's only worker."""
+    async with gateway(fleet, tmp_path) as front:
+        old = fleet.workers[0]
+        fleet.drain(old)
+        await front.until_fleet(lambda _: front.dispatcher.fleet[0].draining)
+        waits = asyncio.create_task(front.client.complete(LONG))
+        await until_load(front, running=0, waiting=1)
+        fleet.manager.tell(gone=(old.info.worker_id,))
+        await fleet.add("b", words_pool())
+
+        assert (await waits).usage.worker_id == "b"
+        assert old.submissions == []
+
+
+async def test_waiting_for_a_worker_ends_at_the_bound_or_at_the_clients_deadline(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet:
+        async with gateway(fleet, tmp_path / "bound", Bounds(max_wait_seconds=0.05)) as front:
+            with pytest.raises(NoWorker, match=r"no worker serves 'words' now; .*; waited 0\.\d s") as refused:
+                await front.client.complete(LONG)
+            assert refused.value.retry_after_seconds == 1.0
+            assert front.at_rest()
+        async with gateway(fleet, tmp_path / "deadline") as front:
+            with pytest.raises(TimeoutError):
+                await front.client.complete(LONG, timeout_seconds=0.05)
+            await until_load(front, running=0, waiting=0)
+
+
+async def test_no_more_requests_wait_for_a_worker_than_may_wait(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path, Bounds(max_running=1, max_waiting=1)) as front:
+        waits = [asyncio.create_task(front.client.complete(LONG)) for _ in range(2)]
+        await until_load(front, running=0, waiting=2)
+        with pytest.raises(QueueFull, match="0 requests run and 2 wait, at most 1 and 1"):
+            await front.client.complete(LONG)
+        await fleet.add("a", words_pool())
+        await asyncio.gather(*waits)
+
+
+async def test_what_waited_for_a_worker_is_measured_when_one_comes(tmp_path: Path) -> None:
+    """What it can never hold is refused with both numbers; an output without a number gets what the pool leaves."""
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path) as front:
+        too_long = asyncio.create_task(front.client.complete(replace(LONG, max_tokens=100)))
+        unbounded = asyncio.create_task(front.client.complete(replace(LONG, max_tokens=None, ignore_eos=True)))
+        await until_load(front, running=0, waiting=2)
+        await fleet.add("a", words_pool(num_blocks=8))
+
+        with pytest.raises(InvalidRequest, match=r"64 \+ 100 = 164 tokens, the largest pool holds 128"):
+            await too_long
+        assert (await unbounded).usage.output_tokens == 64
+        assert front.at_rest()
+
+
+async def test_to_explain_is_not_to_wait(tmp_path: Path) -> None:
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path) as front:
+        request = v1.ExplainRequest(request=v1.GenerateRequest(tokens=v1.TokenIds(ids=[5])))
+        with pytest.raises(grpc.aio.AioRpcError, match="no worker serves 'words' now"):
+            await front.stub.Explain(request, timeout=20)
+
+
+# ---- whose turn it is ----------------------------------------------------------------------------------------
 
 
 async def test_a_tenant_beyond_its_quota_is_told_when_to_come_again(fleet: FakeFleet, tmp_path: Path) -> None:

@@ -169,13 +169,13 @@ async def test_a_model_that_no_worker_serves_just_now_is_unavailable(tmp_path: P
     async with fake_fleet() as fleet:
         await fleet.add("stranger", words_pool(tokenizer_digest=b"?" * 32))
         await fleet.add("other", words_pool(model="verses"))
-        async with gateway(fleet, tmp_path) as front:
+        async with gateway(fleet, tmp_path, Bounds(max_wait_seconds=0.05)) as front:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 async for _ in front.stub.Generate(text(), timeout=20):
                     pass
 
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert refused.value.details() == "model: no worker serves 'words' now; there are: none"
+    assert str(refused.value.details()).startswith("model: no worker serves 'words' now; there are: none; waited 0.")
 
 
 async def test_the_impossible_is_refused_while_others_are_served(fleet: FakeFleet, front: Gateway) -> None:

@@ -443,7 +443,8 @@ async def test_a_full_house_says_when_to_come_again(fleet: FakeFleet, client: As
 
 
 async def test_a_model_without_a_worker_is_unavailable_for_now(tmp_path: Path) -> None:
-    async with fake_fleet() as fleet, gateway(fleet, tmp_path) as front, openai_client(front) as client:
+    soon = Bounds(max_wait_seconds=0.05)
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path, soon) as front, openai_client(front) as client:
         with pytest.raises(openai.InternalServerError) as refused:
             await client.completions.create(model="words", prompt="x")
 

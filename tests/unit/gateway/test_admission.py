@@ -142,6 +142,22 @@ def test_what_would_wait_beyond_its_deadline_is_refused_when_it_comes() -> None:
     door.check()
 
 
+def test_the_time_in_which_nobody_could_run_says_nothing_of_how_fast_requests_go() -> None:
+    """A minute without a worker, then 300 tokens in 3 seconds: 300 more take 3."""
+    door = Admission(max_running=1, max_waiting=20)
+    for ticket in range(7):
+        door.enter(Ticket(ticket), wish(tokens=100), 0.0)
+    for second in range(60):
+        assert door.turn(float(second), lambda _: False).admitted == ()
+    [running] = door.turn(60.0).admitted
+    for second in (61.0, 62.0, 63.0):
+        door.leave(running, second)
+        [running] = door.turn(second).admitted
+
+    with pytest.raises(QueueFull, match=r"about 3\.0 s, and it may wait 2\.0 s"):
+        door.enter(Ticket(90), wish(tokens=100, expires=65.0), 63.0)
+
+
 class Door(RuleBasedStateMachine):
     """One tenant, against two plain lists that are scanned for everything."""
 
