@@ -15,7 +15,7 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -109,6 +109,8 @@ class Cluster:
                 on_line=on_line,
             )
 
+        self.reach: Callable[[Process, Process], str] = lambda _, server: server.address
+        """Where a process is to find a service: host:port. Before the start it may be set to ways that lead there."""
         self.redis = _redis(on_line)
         self.managers = [service(name, "cache_manager", {}) for name in manager_names(managers)]
         models = [model.strip() for model in shared.get("OCTAVO_MODEL", "").split(",")]
@@ -172,12 +174,11 @@ class Cluster:
             _check_free(port)
         await self.redis.start()
         await self.redis.serving()
-        redis_url = f"redis://{self.redis.address}/0"
         for process in (*self.managers, *self.gateways):
-            process.env["OCTAVO_REDIS_URL"] = redis_url
+            process.env["OCTAVO_REDIS_URL"] = f"redis://{self.reach(process, self.redis)}/0"
         await _together(map(self._start_healthy, self.managers))
         for process in (*self.workers, *self.gateways):
-            process.env["OCTAVO_CACHE_MANAGER"] = ",".join(manager.address for manager in self.managers)
+            process.env["OCTAVO_CACHE_MANAGER"] = ",".join(self.reach(process, manager) for manager in self.managers)
         await _together(self._start_healthy(process) for process in (*self.workers, *self.gateways))
         for gateway in self.gateways:
             # So that a gateway that starts again is found where it was.

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.fault.chaos import report, run
+from tests.fault.chaos import BEAT_SECONDS, MISHAPS, report, run
 
 MINUTES = float(os.environ.get("OCTAVO_CHAOS_MINUTES", "2"))
 
@@ -16,5 +16,5 @@ MINUTES = float(os.environ.get("OCTAVO_CHAOS_MINUTES", "2"))
 async def test_whatever_is_killed_frozen_replaced_or_cut_off_no_request_is_lost() -> None:
     """S15, S25, S38, S57 at once: nothing wrong, nothing hung, nothing left behind."""
     account = await run(MINUTES, seed=1)
-    assert account.good, f"{report(account, minutes=MINUTES)} {account.wrong[:3]}"
-    assert account.mishaps.total() > 0
+    assert not account.faults, f"{report(account, minutes=MINUTES)} {account.faults[:3]}"
+    assert len(account.mishaps) >= min(len(MISHAPS), MINUTES * 60 // BEAT_SECONDS // 2)

@@ -15,7 +15,7 @@ class TcpProxy:
     def __init__(self, target: int) -> None:
         self.delay = 0.0
         self.flows = asyncio.Event()
-        """While it is not set, nothing passes, and nobody is told: a partition."""
+        """While it is not set, nothing passes, no end of a connection either, and nobody is told: a partition."""
         self.flows.set()
         self.port = 0
         self._target = target
@@ -27,6 +27,7 @@ class TcpProxy:
         assert task is not None
         self._tasks.add(task)
         try:
+            await self.flows.wait()
             there, back = await asyncio.open_connection(LOOPBACK, self._target)
         except OSError:
             writer.close()
@@ -46,6 +47,7 @@ class TcpProxy:
                 await self.flows.wait()
                 sink.write(chunk)
                 await sink.drain()
+        await self.flows.wait()
 
     async def close(self) -> None:
         for task in self._tasks:
