@@ -179,11 +179,13 @@ def _cut(logits: torch.Tensor, weights: torch.Tensor, rows: Sequence[int], cuts:
     ranked = _rank(_take(logits, rows), _take(weights, rows), count)
     kept, known = _kept(ranked, cuts, weights.shape[-1])
     left = ranked.weights * (torch.arange(count, device=kept.device) < kept)
-    done = torch.tensor(rows, device=kept.device)[known]
-    weights.index_fill_(0, done, 0)
-    weights[done[:, None], ranked.ids[known]] = left[known]
-    if count < weights.shape[-1] and (rest := (~known).nonzero()[:, 0].tolist()):
-        _cut(logits, weights, [rows[at] for at in rest], cuts.those(~known), weights.shape[-1])
+    at, ids = torch.tensor(rows, device=kept.device), ranked.ids
+    if count < weights.shape[-1]:
+        if rest := (~known).nonzero()[:, 0].tolist():
+            _cut(logits, weights, [rows[place] for place in rest], cuts.those(~known), weights.shape[-1])
+        at, ids, left = at[known], ids[known], left[known]
+    weights.index_fill_(0, at, 0)
+    weights[at[:, None], ids] = left
 
 
 def _rank(logits: torch.Tensor, weights: torch.Tensor, count: int) -> _Ranked:

@@ -1,6 +1,6 @@
 """Guesses: where they come from, how far they go, and that no text, exchange or block shows them."""
 
-from collections.abc import Sequence
+import collections.abc
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.ids import SequenceId
 from octavo.records import FinishReason, SamplingParams
 from tests.support.scheduling import SAMPLED, World, submission
-from worker.core.drafting import FIRST_REACH, MOST_REACH, STEP_ROWS, Drafter, Lookup, Lookups
+from worker.core.drafting import FIRST_REACH, MOST_REACH, STEP_ROWS, Drafter, Lookup, Lookups, Wish
+from worker.core.sequence import Sequence
 
 FEW: dict[str, Any] = {"vocab_size": 3}
 """Of three tokens, each pair has stood somewhere: there is always a guess, and one in three is right."""
@@ -79,6 +81,41 @@ def test_a_guess_takes_no_block_and_no_exchange() -> None:
     assert told[0] == told[1], "what was guessed wrong is never told"
 
 
+class Wrong:
+    """Guesses what never comes."""
+
+    def guess(self, wishes: list[Wish]) -> dict[Sequence, tuple[int, ...]]:
+        return {wish.sequence: (0,) * wish.most for wish in wishes}
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is known of it."""
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_wrong_guesses_the_books_are_those_of_a_run_without_any(overlap: bool) -> None:
+    """Step by step: no length counts a guess, so there is nothing to truncate, and no reserve is left behind by one.
+
+    Where a step overlaps the exchange of the next one, a block may be there before it would be, one at most.
+    """
+    fields: dict[str, Any] = {"block_size": 8, "num_blocks": 40, "overlap": overlap, "model": lambda *_: 1}
+    plain, guessing = World(**fields), World(**fields, drafter=Drafter(Wrong()))
+    for served in (plain, guessing):
+        for number in range(3):
+            served.submit(submission(number, [2] * (5 + 3 * number), 50))
+    while plain.scheduler.busy:
+        plain.step()
+        guessing.step()
+        sequences = [id for id in map(SequenceId, range(10)) if id in plain.ledger]
+        assert [guessing.ledger.length(id) for id in sequences] == [plain.ledger.length(id) for id in sequences]
+        ahead = [len(guessing.ledger.blocks(id)) - len(plain.ledger.blocks(id)) for id in sequences]
+        assert all(0 <= blocks <= overlap for blocks in ahead), ahead
+        assert guessing.ledger.published() == plain.ledger.published()
+
+    assert (guessing.scheduler.drafts.accepted, plain.scheduler.busy) == (0, guessing.scheduler.busy)
+    assert guessing.scheduler.drafts.drafted > 50
+    assert not any(exchange.truncations for exchange, _ in guessing.exchanges)
+
+
 def test_a_stop_token_among_right_guesses_ends_the_text_there() -> None:
     solo = world()
     solo.submit(submission(1, [0, 1, 2, 0, 1, 2], 50))
@@ -118,7 +155,7 @@ def test_whoever_guesses_badly_guesses_less() -> None:
     assert served.scheduler.drafts.accepted == 0
 
 
-def _pair_and_a_new_one(tokens: Sequence[int], *_: object) -> int:
+def _pair_and_a_new_one(tokens: collections.abc.Sequence[int], *_: object) -> int:
     place = len(tokens) % 3
     return place if place < 2 else 10 + len(tokens)
 
