@@ -71,6 +71,16 @@ async def test_preemption_changes_no_text(folder: Path):
         await serving.until_at_rest()
 
 
+async def test_two_that_each_need_most_of_the_pool_both_end(folder: Path):
+    """S23: 6 of 10 blocks each, of which a prompt of 3 comes first; neither waits with what the other needs."""
+    async with stack(folder, blocks=10) as serving:
+        wanted = [submission(number, prompt(number, 3 * SIZE), 3 * SIZE) for number in range(2)]
+        await serving.serve(*wanted)
+        serving.assert_greedy(*wanted)
+        assert serving.worker.scheduler.load().preemptions > 0
+        await serving.until_at_rest()
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 async def test_a_request_of_high_priority_starts_within_two_steps_and_changes_no_text(folder: Path, overlap: bool):
     """S21: all places are taken by low ones, of which one is preempted, once.
@@ -115,6 +125,19 @@ async def test_forked_samples_are_four_runs_and_the_first_may_end_before_the_oth
         assert serving.gateway.heard.of(3).tokens.get(0, []) == first[: first.index(stop)]
         assert [serving.text(shortened, sample) for sample in (1, 2, 3)] == others
         await serving.until_at_rest()
+
+
+async def test_a_fork_that_does_not_fit_happens_for_nobody_and_changes_no_text(folder: Path):
+    """S28: five children, and blocks for three of them; they wait, each as a sequence of its own."""
+    wanted = submission(1, prompt(1, SIZE + 5), 8, samples=6, sampling=FOUR)
+    texts: list[list[list[int]]] = []
+    for blocks, together in ((64, 6), (2 + 3, 1)):
+        async with stack(folder, blocks=blocks) as serving:
+            await serving.serve(wanted)
+            texts.append([serving.text(wanted, sample) for sample in range(6)])
+            assert len(serving.plans[1].chunks) == together
+            await serving.until_at_rest()
+    assert texts[0] == texts[1]
 
 
 async def test_samples_are_the_same_in_a_large_and_in_a_small_pool(folder: Path):

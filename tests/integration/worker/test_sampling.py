@@ -59,6 +59,22 @@ async def test_cancel_of_any_sample_leaks_nothing_and_leaves_the_others_as_they_
         await serving.until_at_rest()
 
 
+@pytest.mark.parametrize("blocks", [64, 2 + 5])
+async def test_eight_samples_cancelled_after_three_tokens_are_all_gone(folder: Path, blocks: int):
+    """S14: with room for all of them, and with blocks for five, so that their fork is refused whole."""
+    async with stack(folder, blocks=blocks) as serving:
+        eight = submission(1, prompt(1, SIZE + 5), 24, samples=8, sampling=DRAWN)
+        beside = submission(2, prompt(2, 20), 6)
+        await serving.gateway.submit(eight)
+        while max(map(len, serving.gateway.heard.of(1).tokens.values()), default=0) < 3:
+            await serving.gateway.hear()
+        await serving.gateway.cancel(1)
+        await serving.serve(beside)
+        await serving.until_at_rest()
+        serving.assert_greedy(beside)
+        assert serving.worker.scheduler.load().waiting_sequences == 0
+
+
 async def test_a_prompt_with_four_samples_is_counted_once_cold_and_warm(folder: Path):
     """S26: of ten blocks, nothing is cached at first, and then all but the last token's block; to the token, 159."""
     async with stack(folder, blocks=64) as serving:

@@ -357,6 +357,24 @@ async def test_what_the_next_step_needs_is_asked_for_while_a_step_runs(runner: F
         assert_served(gateway, wanted)
 
 
+async def test_what_a_step_has_drawn_is_heard_while_the_next_one_computes(
+    worker: WorkerService, runner: FunctionRunner
+):
+    """It is packed, sent and read while the model is held in the next step: no step waits for a gateway to be told."""
+    turnstile, gateway = Turnstile(runner), worker.gateway()
+    await gateway.submit(SHORT)
+    await turnstile.until_waiting(1)
+    for step in range(1, SHORT.max_tokens):
+        turnstile.let_through()
+        await turnstile.until_waiting(step + 1)
+        while len(gateway.heard.of(SHORT.request).tokens.get(0, ())) < step:
+            assert await gateway.hear() is not None
+        assert turnstile.waiting == step + 1, "the next step is still under way"
+    turnstile.let_through()
+    await gateway.until_ended(SHORT)
+    assert_served(gateway, SHORT)
+
+
 async def test_a_step_waits_for_no_answer_while_somebody_has_room(runner: FunctionRunner):
     """The manager is silent while what one step filled is told; the next steps run until the block is full."""
     client, told = LedgerClient(), asyncio.Event()
