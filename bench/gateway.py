@@ -5,10 +5,16 @@
 A real `python -m gateway` with a real Redis, before a worker without a model (bench/stand_in_worker.py) that makes a
 token of every stream in steps of 20 ms. Needs `octavo model fetch` once, for the tokenizer.
 
-- `relay_tok_s_core_64`, `_512`: tokens relayed, over the CPU seconds of the gateway's process;
-  `relay_cpu_us_per_token_64`, `_512` is the same as microseconds a token.
+- `relay_tok_s_core_64`, `_512`: tokens relayed over gRPC, each as it comes, over the CPU seconds of the gateway's
+  process, less what beginning and ending the streams costs; `relay_cpu_us_per_token_64`, `_512` is the same as
+  microseconds a token. 512 streams ask for more than a core can relay one by one: `asked_tok_s` beside it says for how
+  much, `told_tok_s` what came (over gRPC this client, which costs more than the gateway, is what lags), `a_message` how
+  many tokens one had.
 - `relay_added_ms_p50`, `_p99`, with `_512` at the end for 512 streams: from a step to its token at the client, less the
   same for a client that reads the worker's stream itself.
+- All of these with `_by_4` at the end: the same with `stream_interval` 4. Of four tokens three wait for the last one.
+- `relay_http_tok_s_core_64`, `relay_http_cpu_us_per_token_64`, with `_512` and `_by_4`: the same over HTTP, as
+  server-sent events on a connection a stream.
 - `routed_per_s`: requests for one token that 64 callers send one after another, over the gateway's CPU seconds; beside
   it how many there were in a second.
 """
@@ -18,14 +24,14 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import uvloop
 
 from bench.control_plane import cpu_seconds, python_process, redis_process, running
-from bench.stand_in_worker import MODEL, seconds_since
+from bench.stand_in_worker import MODEL, STEP_SECONDS, seconds_since
 from deploy.process import LOOPBACK, Process
 from octavo.records import Submission
 from octavo.service import open_channel
@@ -36,6 +42,7 @@ from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
 from octavo.wire.serve import report_from_wire, submission_to_wire
 
 STREAMS = (64, 512)
+INTERVALS = (1, 4)
 CALLERS = 64
 CALLS = 20
 """One after another, of each."""
@@ -44,40 +51,114 @@ WARM_UP_STEPS = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed:
-    """What a run of streams showed."""
+class Load:
+    """So many streams at once."""
 
-    tokens: int
-    cpu_seconds: float
-    late: list[float]
+    streams: int
+    interval: int
+    """Tokens told together."""
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """At the end of a figure's name."""
+        return f"_{self.streams}" if self.interval == 1 else f"_{self.streams}_by_{self.interval}"
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the clients of a run heard."""
+
+    tokens: int = 0
+    messages: int = 0
+    """That had tokens."""
+    late: list[float] = field(default_factory=list[float])
     """Seconds from each token's step to its client."""
 
 
-async def relay(gateway: Process, streams: int, steps: int) -> Relayed:
-    """Streams through the gateway."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a run of streams, less that of a short one: what is left is relaying."""
+
+    tokens: int
+    seconds: float
+    cpu_seconds: float
+    """Of the gateway's process."""
+
+
+async def cost_of(gateway: Process, load: Load, read_all: Callable[[int], Awaitable[None]]) -> Cost:
+    """Measure `read_all`, which reads all streams of a load to their end, so many tokens of each."""
+
+    async def measured(steps: int) -> tuple[float, float]:
+        cpu, began = cpu_seconds(gateway.pid), time.monotonic()
+        await read_all(steps)
+        return cpu_seconds(gateway.pid) - cpu, time.monotonic() - began
+
+    await read_all(WARM_UP_STEPS)
+    short_cpu, short = await measured(WARM_UP_STEPS)
+    long_cpu, long = await measured(WARM_UP_STEPS + load.steps)
+    return Cost(load.streams * load.steps, long - short, long_cpu - short_cpu)
+
+
+async def relay(gateway: Process, load: Load) -> tuple[Cost, Heard]:
+    """Streams through the gateway, over gRPC; what is heard is that of the longest run."""
+    heard = Heard()
     async with open_channel(gateway.address) as channel:
         stub = gateway_v1_grpc.InferenceStub(channel)
-        await asyncio.gather(*(_read(stub, number, WARM_UP_STEPS, []) for number in range(streams)))
-        late: list[float] = []
-        before = cpu_seconds(gateway.pid)
-        read = await asyncio.gather(*(_read(stub, number, steps, late) for number in range(streams)))
-        return Relayed(sum(read), cpu_seconds(gateway.pid) - before, late)
+
+        async def read_all(steps: int) -> None:
+            nonlocal heard
+            heard = Heard()
+            await asyncio.gather(*(_read(stub, at, steps, load.interval, heard) for at in range(load.streams)))
+
+        return await cost_of(gateway, load, read_all), heard
 
 
-async def _read(stub: Any, number: int, steps: int, late: list[float]) -> int:
-    tokens = 0
-    async for reply in stub.Generate(_request(number, steps)):
+async def _read(stub: Any, number: int, steps: int, interval: int, heard: Heard) -> None:
+    async for reply in stub.Generate(_request(number, steps, interval)):
         if reply.HasField("delta") and reply.delta.token_ids:
             now = time.monotonic()
-            late.extend(seconds_since(token, now) for token in reply.delta.token_ids)
-            tokens += len(reply.delta.token_ids)
-    return tokens
+            heard.late.extend(seconds_since(token, now) for token in reply.delta.token_ids)
+            heard.tokens += len(reply.delta.token_ids)
+            heard.messages += 1
 
 
-def _request(number: int, max_tokens: int) -> gateway_v1.GenerateRequest:
+def _request(number: int, max_tokens: int, interval: int) -> gateway_v1.GenerateRequest:
     return gateway_v1.GenerateRequest(
-        tokens=gateway_v1.TokenIds(ids=[10_000 + number] * PROMPT_TOKENS), max_tokens=max_tokens, ignore_eos=True
+        tokens=gateway_v1.TokenIds(ids=[10_000 + number] * PROMPT_TOKENS),
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        stream_interval=interval,
     )
+
+
+async def relay_http(gateway: Process, load: Load) -> tuple[Cost, Heard]:
+    """Streams through the gateway, over HTTP. A token's time is not looked at: this client shall cost little."""
+    [served] = gateway.events("http_served")
+    heard = Heard()
+
+    async def read_all(steps: int) -> None:
+        nonlocal heard
+        heard = Heard(tokens=load.streams * steps)
+        reading = (_read_http(served["port"], at, steps, load.interval, heard) for at in range(load.streams))
+        await asyncio.gather(*reading)
+
+    return await cost_of(gateway, load, read_all), heard
+
+
+async def _read_http(port: int, number: int, steps: int, interval: int, heard: Heard) -> None:
+    asked: dict[str, object] = {"prompt": [10_000 + number] * PROMPT_TOKENS, "max_tokens": steps}
+    body = json.dumps(asked | {"ignore_eos": True, "stream": True, "stream_interval": interval}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {LOOPBACK}\r\nConnection: close\r\n"
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    end = b""
+    while piece := await reader.read(1 << 16):
+        end = (end + piece)[-64:]
+        heard.messages += piece.count(b"data: {")
+    writer.close()
+    if b"[DONE]" not in end:
+        raise AssertionError(f"the stream ended with {end!r}")
 
 
 async def direct(worker: Process, streams: int, steps: int) -> list[float]:
@@ -110,7 +191,7 @@ async def route(gateway: Process) -> tuple[float, float]:
 
         async def call_in_turn(caller: int) -> None:
             for _ in range(CALLS):
-                await _read(stub, caller, 1, [])
+                await _read(stub, caller, 1, 1, Heard())
 
         await call_in_turn(0)
         before, began = cpu_seconds(gateway.pid), time.monotonic()
@@ -118,19 +199,47 @@ async def route(gateway: Process) -> tuple[float, float]:
         return cpu_seconds(gateway.pid) - before, time.monotonic() - began
 
 
-def report(relayed: Relayed, at_worker: list[float], streams: int) -> Iterable[dict[str, object]]:
-    """One object a figure of the relay."""
-    end = "" if streams == STREAMS[0] else f"_{streams}"
-    run = {"streams": streams, "tokens": relayed.tokens}
-    yield _line(f"relay_tok_s_core_{streams}", relayed.tokens / relayed.cpu_seconds, "tokens/s", **run)
-    yield _line(f"relay_cpu_us_per_token_{streams}", 1e6 * relayed.cpu_seconds / relayed.tokens, "us", **run)
+def report(cost: Cost, heard: Heard, at_worker: list[float], load: Load) -> Iterable[dict[str, object]]:
+    """One object a figure of the relay over gRPC."""
+    end = load.name.removeprefix(f"_{STREAMS[0]}")
+    yield from costs("relay", cost, heard, load)
     for share, at in (("p50", 49), ("p99", 98)):
-        through, straight = (1e3 * statistics.quantiles(late, n=100)[at] for late in (relayed.late, at_worker))
-        yield _line(f"relay_added_ms_{share}{end}", through - straight, "ms", **run, direct_ms=round(straight, 2))
+        through, straight = (1e3 * statistics.quantiles(late, n=100)[at] for late in (heard.late, at_worker))
+        yield _line(f"relay_added_ms_{share}{end}", through - straight, "ms", direct_ms=round(straight, 2))
+
+
+def costs(name: str, cost: Cost, heard: Heard, load: Load) -> Iterable[dict[str, object]]:
+    """What relaying costs, in two units."""
+    more = {
+        "asked_tok_s": round(load.streams / STEP_SECONDS),
+        "told_tok_s": round(cost.tokens / cost.seconds),
+        "a_message": round(heard.tokens / heard.messages, 2),
+    }
+    yield _line(f"{name}_tok_s_core{load.name}", cost.tokens / cost.cpu_seconds, "tokens/s", **more)
+    yield _line(f"{name}_cpu_us_per_token{load.name}", 1e6 * cost.cpu_seconds / cost.tokens, "us", **more)
 
 
 def _line(name: str, value: float, unit: str, **more: object) -> dict[str, object]:
     return {"name": name, "value": round(value, 2), "unit": unit, **more}
+
+
+async def measure(
+    worker: Process, gateway: Process, steps: int, counts: Sequence[int]
+) -> AsyncIterator[dict[str, object]]:
+    """One object a figure."""
+    for streams in counts:
+        at_worker = await direct(worker, streams, steps)
+        for interval in INTERVALS:
+            load = Load(streams, interval, steps)
+            cost, heard = await relay(gateway, load)
+            for line in report(cost, heard, at_worker, load):
+                yield line
+            cost, heard = await relay_http(gateway, load)
+            for line in costs("relay_http", cost, heard, load):
+                yield line
+    cpu, wall = await route(gateway)
+    requests = CALLERS * CALLS
+    yield _line("routed_per_s", requests / cpu, "requests/s", of_a_core=True, at_once=round(requests / wall))
 
 
 async def bench(steps: int, counts: Sequence[int]) -> None:
@@ -141,6 +250,7 @@ async def bench(steps: int, counts: Sequence[int]) -> None:
     ):
         settings = {
             "OCTAVO_LISTEN": f"{LOOPBACK}:0",
+            "OCTAVO_HTTP_LISTEN": f"{LOOPBACK}:0",
             "OCTAVO_CACHE_MANAGER": worker.address,
             "OCTAVO_REDIS_URL": f"redis://{redis.address}/0",
             "OCTAVO_MODEL": MODEL,
@@ -148,14 +258,8 @@ async def bench(steps: int, counts: Sequence[int]) -> None:
         }
         async with running(python_process("gateway", "-m", "gateway", **settings)) as gateway:
             await gateway.or_fail(until_served(gateway))
-            for streams in counts:
-                at_worker = await direct(worker, streams, steps)
-                for line in report(await relay(gateway, streams, steps), at_worker, streams):
-                    print(json.dumps(line), flush=True)
-            cpu, wall = await route(gateway)
-            requests = CALLERS * CALLS
-            line = _line("routed_per_s", requests / cpu, "requests/s", of_a_core=True, at_once=round(requests / wall))
-            print(json.dumps(line), flush=True)
+            async for line in measure(worker, gateway, steps, counts):
+                print(json.dumps(line), flush=True)
 
 
 async def until_served(gateway: Process) -> None:

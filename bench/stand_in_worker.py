@@ -98,8 +98,9 @@ async def _listen(
 
 
 async def _step(left: dict[int, int], replies: asyncio.Queue[StepReport]) -> None:
+    step = 0
     while True:
-        step = int(time.monotonic() / STEP_SECONDS) + 1
+        step = max(step, int(time.monotonic() / STEP_SECONDS)) + 1  # a timer may be early
         await asyncio.sleep(step * STEP_SECONDS - time.monotonic())
         if not left:
             continue

@@ -139,6 +139,7 @@ def bounds_of(config: GatewaySettings) -> Bounds:
             max_stop_strings=config.max_stop_strings,
             max_stop_bytes=config.max_stop_bytes,
         ),
+        stream_interval=config.stream_interval,
         max_running=config.max_running_requests,
         max_waiting=config.max_waiting_requests,
         max_wait_seconds=config.max_wait_seconds,

@@ -12,6 +12,8 @@ class Bounds:
     remembered_tokens: int = 4 << 20
     """Of earlier answers, whose very tokens are used when their text comes again; 4 bytes each."""
     limits: Limits = field(default_factory=Limits)
+    stream_interval: int = 1
+    """Tokens of a message where the request does not say."""
     max_running: int = 256
     max_waiting: int = 1024
     max_wait_seconds: float = 30.0

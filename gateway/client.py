@@ -176,7 +176,8 @@ class AsyncClient:
 
     async def complete(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Completion:
         """The whole answer. Raises what `generate` raises."""
-        return _completion([event async for event in self.generate(request, timeout_seconds=timeout_seconds)])
+        events = self.generate(_read_whole(request), timeout_seconds=timeout_seconds)
+        return _completion([event async for event in events])
 
     async def generate_batch(
         self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
@@ -199,7 +200,7 @@ class AsyncClient:
         self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
     ) -> tuple[Completion | Ended, ...]:
         """The whole answers, in the order of the requests; of one that failed its error. Raises as `generate_batch`."""
-        events = self.generate_batch(requests, timeout_seconds=timeout_seconds)
+        events = self.generate_batch([*map(_read_whole, requests)], timeout_seconds=timeout_seconds)
         return _completions(len(requests), [event async for event in events])
 
     async def tokenize(
@@ -299,7 +300,7 @@ class Client:
 
     def complete(self, request: Generation | str, *, timeout_seconds: float | None = None) -> Completion:
         """The whole answer. Raises what `generate` raises."""
-        return _completion(self.generate(request, timeout_seconds=timeout_seconds))
+        return _completion(self.generate(_read_whole(request), timeout_seconds=timeout_seconds))
 
     def generate_batch(
         self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
@@ -313,7 +314,8 @@ class Client:
         self, requests: Sequence[Generation | str], *, timeout_seconds: float | None = None
     ) -> tuple[Completion | Ended, ...]:
         """See AsyncClient.complete_batch."""
-        return _completions(len(requests), self.generate_batch(requests, timeout_seconds=timeout_seconds))
+        events = self.generate_batch([*map(_read_whole, requests)], timeout_seconds=timeout_seconds)
+        return _completions(len(requests), events)
 
     def tokenize(
         self, prompt: TextPrompt | ChatPrompt | str, *, model: str = "", timeout_seconds: float | None = None
@@ -441,10 +443,16 @@ def generation_to_wire(request: Generation | str) -> gateway_v1.GenerateRequest:
     Raises:
         InvalidRequest: a number is out of its field's range, or a text holds half a character.
     """
-    if isinstance(request, str):
-        request = Generation(prompt=TextPrompt(request))
     with _sendable():
-        return _message_of(request)
+        return _message_of(_generation(request))
+
+
+def _generation(request: Generation | str) -> Generation:
+    return Generation(prompt=TextPrompt(request)) if isinstance(request, str) else request
+
+
+def _read_whole(request: Generation | str) -> Generation:
+    return _generation(request).read_whole()
 
 
 @contextmanager
@@ -481,6 +489,7 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
         prompt_logprobs=request.prompt_logprobs,
         best_of=request.best_of or 0,
         beam=beam_to_wire(request.beam),
+        stream_interval=request.stream_interval or 0,
     )
     match request.prompt:
         case TextPrompt(text):

@@ -96,8 +96,11 @@ class WindowDetokenizer:
         self._new: list[int] = []
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Text that these tokens settle."""
-        self._new += tokens
+        """Text that these tokens settle, which each by itself decides."""
+        return "".join(map(self._push_one, tokens))
+
+    def _push_one(self, token: int) -> str:
+        self._new.append(token)
         text = self._unsettled()
         if not text or (text.endswith(_REPLACEMENT) and len(self._new) < _MAX_HELD_TOKENS):
             return ""

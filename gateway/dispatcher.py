@@ -53,7 +53,7 @@ class Dispatcher:
         self._catalogue = Catalogue(models, self._fleet)
         self._view = FleetView(self._fleet, self._catalogue, workers, clock)
         turns = TurnMemory(bounds.remembered_tokens)
-        self._intake = Intake(self._catalogue, turns, bounds.limits, bounds.max_request_seconds)
+        self._intake = Intake(self._catalogue, turns, bounds)
         self._door = Door(
             max_running=bounds.max_running,
             max_waiting=bounds.max_waiting,

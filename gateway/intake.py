@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.bounds import Bounds
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.account import Account
 from gateway.core.admission import DEFAULT_MAX_TOKENS, output_budget
@@ -17,7 +18,6 @@ from gateway.core.public_part import public_tokens
 from gateway.core.request import (
     ChatPrompt,
     Generation,
-    Limits,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -45,6 +45,8 @@ class Job:
     model: ServedModel
     submission: Submission
     """As a worker will get it; the stream to the worker numbers it."""
+    stream_interval: int
+    """Tokens that are told together."""
     arrived: float
     deadline: float
     text: str | None = None
@@ -68,12 +70,12 @@ class Job:
 class Intake:
     """Checks and tokenises requests."""
 
-    def __init__(self, catalogue: Catalogue, turns: TurnMemory, limits: Limits, max_request_seconds: float) -> None:
-        """Refuse what breaks `limits`; a request without a deadline gets one of `max_request_seconds`."""
+    def __init__(self, catalogue: Catalogue, turns: TurnMemory, bounds: Bounds) -> None:
+        """Refuse what breaks the limits of `bounds`, which also has what a request gets that does not say."""
         self._catalogue = catalogue
         self._turns = turns
-        self._limits = limits
-        self._max_request_seconds = max_request_seconds
+        self._bounds = bounds
+        self._limits = bounds.limits
         self._random = random.Random()
 
     async def job(self, request: Generation, account: Account, arrived: float, seconds_left: float | None) -> Job:
@@ -88,7 +90,7 @@ class Intake:
         realm = digest_of(model.name.encode(), model.tokenizer_digest, account.salt(request.cache_salt))
         text = await _text_of(request.prompt, model)
         prompt = await _tokens_of(request.prompt, text, model, () if text is None else self._turns.recall(realm, text))
-        patience = self._max_request_seconds if seconds_left is None else seconds_left
+        patience = self._bounds.max_request_seconds if seconds_left is None else seconds_left
         job = Job(
             request_id=uuid.uuid4().hex,
             request=request,
@@ -109,6 +111,7 @@ class Intake:
                 prompt_logprobs=request.prompt_logprobs,
                 beam=request.beam,
             ),
+            stream_interval=request.stream_interval or self._bounds.stream_interval,
             arrived=arrived,
             deadline=arrived + patience,
             text=text,

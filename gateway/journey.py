@@ -8,12 +8,13 @@ place where its tokens are, and what the next worker is asked for is computed fr
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 
 from gateway.core.carrying import Losses, remaining
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
-from gateway.core.fleet import process_of
+from gateway.core.fleet import WorkerProcess, process_of
+from gateway.core.interval import Interval
 from gateway.core.transcript import Transcript
 from gateway.counters import Counters
 from gateway.fleet_view import FleetView
@@ -107,9 +108,10 @@ class Journey:
         job, shared = self._job, self._shared
         self._transcript.moved()
         parts = (job.submission,) if failure is None else remaining(job.submission, self._transcript.drawn)
+        interval = Interval(job.stream_interval)
         patience_ends = min(job.deadline, self._clock() + shared.max_standstill_seconds)
         while shared.ended_by is None:
-            visit = await shared.placement.visit(job.model, parts, lambda: self._losses.avoided(self._clock()))
+            visit = await shared.placement.visit(job.model, parts, self._avoided, interval)
             if visit is not None:
                 self._visits += 1
                 shared.counters.carried_over += failure is not None
@@ -122,6 +124,9 @@ class Journey:
             chance = self._losses.next_chance(now)
             await shared.view.until_change(min(patience_ends, chance or patience_ends) - now)
         raise shared.ended_by
+
+    def _avoided(self) -> Collection[WorkerProcess]:
+        return self._losses.avoided(self._clock())
 
     def _take_loss(self, visit: Visit, error: OctavoError) -> None:
         """Learn from the end of a visit; raises it when the request is not to go on."""
@@ -145,7 +150,7 @@ class Journey:
             self._shared.placement.prefilled(visit, done.cached_tokens)
         if report.tokens:
             self._progressed()
-        events = list(self._transcript.add(report))
+        events = self._transcript.add(report)
         for event in events:
             if isinstance(event, Finished):
                 visit.call.stop(event.sample)  # the worker does not see stop strings

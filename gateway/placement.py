@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.fleet import Fleet, ReservationId, Standing, WorkerProcess
 from gateway.core.in_flight import Blocks, PromptBlocks
+from gateway.core.interval import Interval
 from gateway.core.routing import Candidate, Choice, Work, choose
 from gateway.counters import Counters
 from gateway.prefix_lookup import PrefixLookup
@@ -61,15 +62,22 @@ class Placement:
         self._draw: Callable[[], float] = random.Random().random
 
     async def visit(
-        self, model: ServedModel, parts: Sequence[Submission], avoided: Callable[[], Collection[WorkerProcess]]
+        self,
+        model: ServedModel,
+        parts: Sequence[Submission],
+        avoided: Callable[[], Collection[WorkerProcess]],
+        interval: Interval,
     ) -> Visit | None:
-        """Send the parts of a request, at least one, to one worker; None if nobody takes it now."""
+        """Send the parts of a request, at least one, to one worker; None if nobody takes it now.
+
+        `interval` says how often its tokens are told.
+        """
         judged = await self.judge(model, parts, avoided)
         if judged is None:
             return None
         # No await from here on: the choice was made from this picture.
         chosen, work = judged.choice.chosen, judged.work
-        call = self._workers.submit(chosen.standing.info, parts)  # first: what cannot be sent is not counted
+        call = self._workers.submit(chosen.standing.info, parts, interval)  # first: what cannot be sent is not counted
         reservation = self._fleet.reserve(
             chosen.standing.info,
             prompt_tokens=len(work.prompt),

@@ -180,6 +180,7 @@ def generation_from_wire(message: gateway_v1.GenerateRequest) -> Generation:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         best_of=message.best_of or None,
         beam=beam_from_wire(message.beam) if message.HasField("beam") else None,
+        stream_interval=message.stream_interval or None,
     )
 
 
@@ -200,6 +201,8 @@ def _turn_from_wire(turn: gateway_v1.ChatMessage) -> ChatMessage:
 def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
     """An event as the message that tells a client of it."""
     match event:
+        case Delta():
+            return _delta_to_wire(event)
         case Started():
             return gateway_v1.GenerateReply(
                 started=gateway_v1.Started(
@@ -213,12 +216,6 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
         case PromptLogprobs(tokens):
             return gateway_v1.GenerateReply(
                 prompt_logprobs=gateway_v1.PromptLogprobs(tokens=map(_logprobs_to_wire, tokens))
-            )
-        case Delta(sample, text, token_ids, logprobs):
-            return gateway_v1.GenerateReply(
-                delta=gateway_v1.Delta(
-                    sample=sample, text=text, token_ids=token_ids, logprobs=map(_logprobs_to_wire, logprobs)
-                )
             )
         case Finished(sample, reason, cumulative_logprob):
             return gateway_v1.GenerateReply(
@@ -238,6 +235,18 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
                     carried_over=event.carried_over,
                 )
             )
+
+
+def _delta_to_wire(event: Delta) -> gateway_v1.GenerateReply:
+    """Written in place, in half the time that a message takes which is made of others: one a token."""
+    reply = gateway_v1.GenerateReply()
+    delta = reply.delta
+    delta.sample = event.sample
+    delta.text = event.text
+    delta.token_ids.extend(event.token_ids)
+    if event.logprobs:
+        delta.logprobs.extend(map(_logprobs_to_wire, event.logprobs))
+    return reply
 
 
 def _logprobs_to_wire(token: TokenLogprobs) -> gateway_v1.TokenLogprobs:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from gateway.core.interval import MAX_INTERVAL
 from octavo.models import DEFAULT
 from octavo.settings import REDIS_FORMS, Address, Addresses, Folder, Names, RedisAddress, ServiceSettings
 
@@ -54,6 +55,13 @@ class GatewaySettings(ServiceSettings):
         ge=0,
         description="tokens of earlier answers kept, 4 bytes each, so that the next turn of a conversation finds what "
         "was computed even where its text would be tokenised otherwise; 0: none",
+    )
+    stream_interval: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_INTERVAL,
+        description="tokens of a stream that are told together, but for its first and its last, where the request does "
+        "not say: of more than 1, a gateway relays several times as many a second",
     )
     max_running_requests: int = Field(default=256, ge=1, description="requests at the workers at once")
     max_waiting_requests: int = Field(default=1024, ge=0, description="further requests that wait for a place")

@@ -7,17 +7,18 @@ Invariant: every call ends, be it with its last sample, an error from the worker
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 
 from gateway.core.fleet import WorkerProcess, process_of
+from gateway.core.interval import Interval
+from gateway.waker import Waker
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
-from octavo.records import PromptLogprobs, SampleFinished, StepReport, Submission, Tokens, WorkerInfo
+from octavo.records import Prefilled, PromptLogprobs, SampleFinished, StepReport, Submission, Tokens, WorkerInfo
 from octavo.service import open_channel
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import worker_pb2 as worker_v1
@@ -26,15 +27,27 @@ from octavo.wire.serve import report_from_wire, submission_to_wire
 
 log = logging.getLogger("octavo.gateway")
 
+Part = TypeVar("Part", Tokens, Prefilled, SampleFinished, PromptLogprobs)
+"""What a report says of one request."""
+
 
 class WorkerCall:
-    """One request at one worker. Ask for its reports until all samples are finished; `close` it in any case."""
+    """One request at one worker. Ask for its reports until all samples are finished; `close` it in any case.
 
-    def __init__(self, stream: "_WorkerStream") -> None:
+    Whatever the worker says before the reader comes is one report: a reader that lags catches up at once.
+    """
+
+    def __init__(self, stream: "_WorkerStream", interval: Interval, waker: Waker) -> None:
+        """Have the reader woken by `waker` for all that is said; for tokens when `interval` says so."""
         self._stream = stream
+        self._waker = waker
+        self._interval = interval
         self._live: dict[int, set[int]] = {}
         """Number of each submission on the stream -> its samples that the worker has not ended."""
-        self._reports: list[StepReport] = []
+        self._tokens: list[Tokens] = []
+        self._prefilled: list[Prefilled] = []
+        self._finished: list[SampleFinished] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._error: OctavoError | TimeoutError | None = None
         self._late = False
         self._news = asyncio.Event()
@@ -47,25 +60,55 @@ class WorkerCall:
             WorkerLost: the worker, or the stream to it, is gone.
             TimeoutError: the request has no more time.
         """
-        await self._news.wait()
-        if self._reports and not self._late:
-            reports, self._reports = self._reports, []
+        while True:
+            await self._news.wait()
             if self._error is None:
                 self._news.clear()
-            return _joined(reports)
-        assert self._error is not None
-        raise self._error
+            if not self._late and (self._tokens or self._prefilled or self._finished or self._prompt_logprobs):
+                return self._taken()
+            if self._error is not None:
+                raise self._error
+            # Woken for what the turn before has taken along.
+
+    def _taken(self) -> StepReport:
+        """All that was put and not taken."""
+        self._interval.told()
+        report = StepReport(
+            tokens=tuple(self._tokens),
+            prefilled=tuple(self._prefilled),
+            finished=tuple(self._finished),
+            prompt_logprobs=tuple(self._prompt_logprobs),
+        )
+        for heard in (self._tokens, self._prefilled, self._finished, self._prompt_logprobs):
+            heard.clear()
+        return report
 
     def expect(self, number: int, submission: Submission) -> None:
         """For the stream: a part of the request was sent under that number."""
         first = submission.first_sample
         self._live[number] = set(range(first, first + submission.samples))
 
-    def put(self, number: int, report: StepReport) -> None:
-        """For the stream: the worker said something about a part of the request."""
-        self._live[number] -= {end.sample for end in report.finished}
-        self._reports.append(report)
-        self._news.set()
+    def put_tokens(self, new: Tokens) -> None:
+        """For the stream: the worker drew tokens."""
+        self._tokens.append(new)
+        if self._interval.due(new.sample, len(new.tokens)):
+            self._waker.wake(self._news)
+
+    def put_prefilled(self, done: Prefilled) -> None:
+        """For the stream: the worker has computed the prompt of a part."""
+        self._prefilled.append(done)
+        self._waker.wake(self._news)
+
+    def put_finished(self, end: SampleFinished) -> None:
+        """For the stream: the worker has ended a sample."""
+        self._live[end.request].discard(end.sample)
+        self._finished.append(end)
+        self._waker.wake(self._news)
+
+    def put_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+        """For the stream: the worker told how likely the prompt is, as far as it has come."""
+        self._prompt_logprobs.append(scored)
+        self._waker.wake(self._news)
 
     def fail(self, error: OctavoError | TimeoutError, number: int | None = None) -> None:
         """For the stream: the request ends here, since the worker is gone or refused the part with that number."""
@@ -101,9 +144,10 @@ class WorkerCall:
 class _WorkerStream:
     """One Serve stream and the requests on it."""
 
-    def __init__(self, worker: WorkerInfo, transport: Transport) -> None:
+    def __init__(self, worker: WorkerInfo, transport: Transport, waker: Waker) -> None:
         self._worker = worker
         self._transport = transport
+        self._waker = waker
         self._outgoing: asyncio.Queue[worker_v1.ServeRequest] = asyncio.Queue()
         self._calls: dict[int, WorkerCall] = {}
         self._last_request = 0
@@ -114,12 +158,12 @@ class _WorkerStream:
         """Whether no request is on it."""
         return not self._calls
 
-    def submit(self, parts: Iterable[Submission]) -> WorkerCall:
+    def submit(self, parts: Iterable[Submission], interval: Interval) -> WorkerCall:
         """Send the parts of a request, each under a number of this stream's own; all of them, or none."""
         numbered = [replace(part, request=self._last_request + at) for at, part in enumerate(parts, 1)]
         messages = [worker_v1.ServeRequest(submit=submission_to_wire(part)) for part in numbered]
         self._last_request += len(numbered)
-        call = WorkerCall(self)
+        call = WorkerCall(self, interval, self._waker)
         for part, message in zip(numbered, messages, strict=True):
             self._calls[part.request] = call
             call.expect(part.request, part)
@@ -157,12 +201,18 @@ class _WorkerStream:
 
     def _deliver(self, report: StepReport) -> None:
         """Give each request its part. A request that was forgotten may still be spoken of for a step or two."""
+        self._give(report.prefilled, WorkerCall.put_prefilled)
+        self._give(report.prompt_logprobs, WorkerCall.put_prompt_logprobs)
+        self._give(report.tokens, WorkerCall.put_tokens)
+        self._give(report.finished, WorkerCall.put_finished)
         for refusal in report.refused:
             if call := self._calls.pop(refusal.request, None):
                 call.fail(refusal.error, refusal.request)
-        for request, part in _by_request(report).items():
-            if call := self._calls.get(request):
-                call.put(request, part)
+
+    def _give(self, said: Iterable[Part], put: Callable[[WorkerCall, Part], None]) -> None:
+        for part in said:
+            if call := self._calls.get(part.request):
+                put(call, part)
 
     def _end(self, reason: str) -> None:
         self.lost = True
@@ -176,46 +226,12 @@ class _WorkerStream:
             call.fail(error)
 
 
-def _by_request(report: StepReport) -> dict[int, StepReport]:
-    """A report taken apart: what it says of each request, refusals left out."""
-    tokens: defaultdict[int, list[Tokens]] = defaultdict(list)
-    for new in report.tokens:
-        tokens[new.request].append(new)
-    finished: defaultdict[int, list[SampleFinished]] = defaultdict(list)
-    for end in report.finished:
-        finished[end.request].append(end)
-    prefilled = {done.request: (done,) for done in report.prefilled}
-    scored: defaultdict[int, list[PromptLogprobs]] = defaultdict(list)
-    for part in report.prompt_logprobs:
-        scored[part.request].append(part)
-    return {
-        request: StepReport(
-            tokens=tuple(tokens.get(request, ())),
-            prefilled=prefilled.get(request, ()),
-            finished=tuple(finished.get(request, ())),
-            prompt_logprobs=tuple(scored.get(request, ())),
-        )
-        for request in tokens.keys() | prefilled.keys() | finished.keys() | scored.keys()
-    }
-
-
-def _joined(reports: Sequence[StepReport]) -> StepReport:
-    """Reports about one request as one, in order: a reader that lags catches up at once."""
-    if len(reports) == 1:
-        return reports[0]
-    return StepReport(
-        tokens=tuple(new for report in reports for new in report.tokens),
-        prefilled=tuple(done for report in reports for done in report.prefilled),
-        finished=tuple(end for report in reports for end in report.finished),
-        prompt_logprobs=tuple(part for report in reports for part in report.prompt_logprobs),
-    )
-
-
 class Workers:
     """The streams of one gateway. Use as `async with`: leaving it closes them all."""
 
     def __init__(self, transport: Transport = PLAINTEXT) -> None:
         self._transport = transport
+        self._waker = Waker()
         self._streams: dict[WorkerProcess, tuple[_WorkerStream, asyncio.Task[None]]] = {}
         self._tasks = asyncio.TaskGroup()
 
@@ -230,14 +246,17 @@ class Workers:
             task.cancel()
         await self._tasks.__aexit__(kind, error, trace)
 
-    def submit(self, worker: WorkerInfo, parts: Iterable[Submission]) -> WorkerCall:
-        """Send the parts of one request to a worker; their numbers are replaced by the stream's own."""
+    def submit(self, worker: WorkerInfo, parts: Iterable[Submission], interval: Interval) -> WorkerCall:
+        """Send the parts of one request to a worker; their numbers are replaced by the stream's own.
+
+        `interval` says how often its tokens are told.
+        """
         process = process_of(worker)
         stream, _ = self._streams.get(process, (None, None))
         if stream is None or stream.lost:
-            stream = _WorkerStream(worker, self._transport)
+            stream = _WorkerStream(worker, self._transport, self._waker)
             self._streams[process] = (stream, self._tasks.create_task(stream.run()))
-        return stream.submit(parts)
+        return stream.submit(parts, interval)
 
     def fail(self, process: WorkerProcess, error: OctavoError) -> None:
         """End everything that is at a worker; it is told to stop."""

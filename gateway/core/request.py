@@ -5,8 +5,9 @@ prompt fits a pool) is judged by `gateway.core.admission`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from gateway.core.interval import MAX_INTERVAL, WHOLE_INTERVAL
 from gateway.core.tool_calls import objects_in
 from octavo.errors import InvalidRequest
 from octavo.records import MAX_RETAIN_SECONDS, BeamSearch
@@ -105,11 +106,20 @@ class Generation:
     """Samples to make, of which the likeliest a token are told, at the end; None: as many as `samples`."""
     beam: BeamSearch | None = None
     """Search instead of drawing; the best `samples` are told, at the end."""
+    stream_interval: int | None = None
+    """Tokens of a sample that are told together, but for its first and its last; None: as the gateway is set. A stop
+    string is looked for as often."""
 
     @property
     def made_samples(self) -> int:
         """Those that a worker makes; `samples` of them are told."""
         return self.samples if self.best_of is None else self.best_of
+
+    def read_whole(self) -> "Generation":
+        """The same for a reader who waits for all of it: told in few parts, unless stop strings are looked for."""
+        if self.stream_interval is not None or self.stop:
+            return self
+        return replace(self, stream_interval=WHOLE_INTERVAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +234,8 @@ def _check_counts(request: Generation, limits: Limits) -> None:
         raise InvalidRequest(f"priority: {request.priority}, wanted -2^31 to 2^31 - 1")
     if not 0 <= request.retain_seconds <= MAX_RETAIN_SECONDS:
         raise InvalidRequest(f"retain_seconds: {request.retain_seconds}, wanted 0 to {MAX_RETAIN_SECONDS}")
+    if request.stream_interval is not None and not 1 <= request.stream_interval <= MAX_INTERVAL:
+        raise InvalidRequest(f"stream_interval: {request.stream_interval}, wanted 1 to {MAX_INTERVAL}")
 
 
 def _check_sampling(request: Generation, limits: Limits) -> None:

@@ -16,6 +16,11 @@ class StopScanner:
         self.stopped = False
         """A stop string was found; nothing is released any more."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is anything to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """The text that is now known to stand before any stop string."""
         if self.stopped:

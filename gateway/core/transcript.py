@@ -6,7 +6,7 @@ at one worker and end at another.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.core.events import Delta, Finished, PromptLogprobs
@@ -39,7 +39,10 @@ class _Sample:
         """Of the tokens taken, where their logprobs are told."""
 
     def push(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """(text, tokens taken): one token at a time, so that none after a stop string is taken."""
+        """(text, tokens taken): with stop strings one token at a time, so that none after one is taken."""
+        if not self._scanner.watches:
+            self.tokens += tokens
+            return self._detokenizer.push(tokens), tuple(tokens)
         text: list[str] = []
         for taken, token in enumerate(tokens, start=1):
             text.append(self._scanner.push(self._detokenizer.push((token,))))
@@ -89,8 +92,20 @@ class Transcript:
         """The request goes on at another worker: what this one has said in part, the next one says whole."""
         self._prompt_logprobs.clear()
 
-    def add(self, report: StepReport) -> Iterator[PromptLogprobs | Delta | Finished]:
+    def add(self, report: StepReport) -> list[PromptLogprobs | Delta | Finished]:
         """The events of a report about this request, in order; one Delta for all that a sample gained."""
+        events: list[PromptLogprobs | Delta | Finished] = []
+        if report.prompt_logprobs or report.prefilled:
+            events += self._read(report)
+        for new in _by_sample(report.tokens):
+            events += self._grow(new)
+        for end in report.finished:
+            events += self._end(end.sample, end.reason, end.cumulative_logprob)
+        return events
+
+    def _read(self, report: StepReport) -> list[PromptLogprobs]:
+        """What is told of the prompt."""
+        events: list[PromptLogprobs] = []
         for part in report.prompt_logprobs:
             self._prompt_logprobs[part.start - 1 :] = part.tokens  # anew, if another worker began anew
         for prefilled in report.prefilled:
@@ -98,44 +113,52 @@ class Transcript:
                 continue
             self._cached_tokens = prefilled.cached_tokens
             if self._prompt_logprobs:
-                yield PromptLogprobs(tuple(self._prompt_logprobs))
-        grown: defaultdict[int, list[Tokens]] = defaultdict(list)
-        for new in report.tokens:
-            grown[new.sample].append(new)
-        for sample, runs in grown.items():
-            yield from self._grow(sample, runs)
-        for end in report.finished:
-            yield from self._end(end.sample, end.reason, end.cumulative_logprob)
+                events.append(PromptLogprobs(tuple(self._prompt_logprobs)))
+        return events
 
-    def _grow(self, at: int, runs: Sequence[Tokens]) -> Iterator[Delta | Finished]:
-        sample = self._samples[at]
+    def _grow(self, new: Tokens) -> list[Delta | Finished]:
+        sample = self._samples[new.sample]
         if sample.finished:
-            return
-        if len(runs) == 1:  # a reader that keeps up
-            tokens, logprobs = runs[0].tokens, runs[0].logprobs
-        else:
-            tokens = tuple(token for run in runs for token in run.tokens)
-            logprobs = tuple(token for run in runs for token in run.logprobs)
-        text, taken = sample.push(tokens)
-        logprobs = logprobs[: len(taken)]
+            return []
+        text, taken = sample.push(new.tokens)
         self.output_tokens += len(taken)
+        logprobs = new.logprobs[: len(taken)]
         if logprobs:
             sample.cumulative_logprob = sum((token.logprob for token in logprobs), sample.cumulative_logprob or 0.0)
-        yield Delta(at, text, taken, logprobs)
+        events: list[Delta | Finished] = [Delta(new.sample, text, taken, logprobs)]
         if sample.stopped:
             self._finish(sample)
-            yield Finished(at, FinishReason.STOP, sample.cumulative_logprob)
+            events.append(Finished(new.sample, FinishReason.STOP, sample.cumulative_logprob))
+        return events
 
     def _finish(self, sample: _Sample) -> None:
         sample.finished = True
         self._unfinished -= 1
 
-    def _end(self, at: int, reason: FinishReason, cumulative_logprob: float | None) -> Iterator[Delta | Finished]:
+    def _end(self, at: int, reason: FinishReason, cumulative_logprob: float | None) -> list[Delta | Finished]:
         sample = self._samples[at]
         if sample.finished:
-            return
+            return []
         self._finish(sample)
-        if rest := sample.flush():
-            yield Delta(at, rest, ())
+        rest = sample.flush()
         known = sample.cumulative_logprob if cumulative_logprob is None else cumulative_logprob
-        yield Finished(at, FinishReason.STOP if sample.stopped else reason, known)
+        end = Finished(at, FinishReason.STOP if sample.stopped else reason, known)
+        return [Delta(at, rest, ()), end] if rest else [end]
+
+
+def _by_sample(runs: Sequence[Tokens]) -> Sequence[Tokens]:
+    """One run for each sample that gained something."""
+    if len(runs) == 1:  # a reader that keeps up
+        return runs
+    grown: defaultdict[int, list[Tokens]] = defaultdict(list)
+    for new in runs:
+        grown[new.sample].append(new)
+    return [
+        Tokens(
+            request=parts[0].request,
+            sample=sample,
+            tokens=tuple(token for part in parts for token in part.tokens),
+            logprobs=tuple(token for part in parts for token in part.logprobs),
+        )
+        for sample, parts in grown.items()
+    ]

@@ -83,6 +83,8 @@ class GenerationFields(Fields):
     """Among the tenant's own requests; the higher is served sooner."""
     retain_seconds: Int32 | None = None
     """How long what was computed should stay."""
+    stream_interval: Int32 | None = None
+    """Tokens of a choice that a stream tells together, but for its first and its last."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] | None = None
     """For the whole answer."""
 
@@ -116,7 +118,7 @@ class GenerationFields(Fields):
         self, prompt: Prompt, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
     ) -> Generation:
         beam = self._beam()
-        return Generation(
+        asked = Generation(
             prompt=prompt,
             model=self.model,
             max_tokens=max_tokens,
@@ -141,7 +143,9 @@ class GenerationFields(Fields):
             cache_salt=self.cache_salt or "",
             priority=_or(self.priority, 0),
             retain_seconds=_or(self.retain_seconds, 0),
+            stream_interval=self.stream_interval,
         )
+        return asked if self.stream else asked.read_whole()
 
     def _beam(self) -> BeamSearch | None:
         if not self.use_beam_search:

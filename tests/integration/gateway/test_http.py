@@ -329,6 +329,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         "64",
     ),
     "a search that is none": ("completions", {"prompt": "x", "length_penalty": 2}, 400, "length_penalty", "use_beam"),
+    "a stream told in no parts": (
+        "completions",
+        {"prompt": "x", "stream": True, "stream_interval": 0},
+        400,
+        "stream_interval",
+        "wanted 1 to 1024",
+    ),
     "a prompt's logprobs in a stream": (
         "completions",
         {"prompt": "x", "prompt_logprobs": 1, "stream": True},

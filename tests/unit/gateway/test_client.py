@@ -52,6 +52,7 @@ generations = st.builds(
     logprobs=st.none() | counts,
     prompt_logprobs=st.none() | counts,
     best_of=st.none() | signed.filter(bool),
+    stream_interval=st.none() | signed.filter(bool),
     beam=st.none() | st.builds(BeamSearch, width=counts, length_penalty=single, early_stopping=st.booleans()),
 )
 logprobs = st.lists(

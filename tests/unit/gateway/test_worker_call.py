@@ -1,0 +1,76 @@
+"""What a request hears of its worker: all that was said since it last listened."""
+
+import asyncio
+
+import pytest
+
+from gateway.core.interval import Interval
+from gateway.waker import Waker
+from gateway.worker_client import WorkerCall
+from octavo.errors import WorkerLost
+from octavo.records import FinishReason, Prefilled, SampleFinished, StepReport, Submission, Tokens
+
+
+def a_call(interval: int = 1, samples: int = 1) -> WorkerCall:
+    """Of request 1, whose stream is not needed here."""
+    stream: object = None
+    call = WorkerCall(stream, Interval(interval), Waker())  # type: ignore[arg-type]
+    call.expect(1, Submission(request=0, prompt=(5,), max_tokens=9, samples=samples))
+    return call
+
+
+def drew(token: int, sample: int = 0) -> Tokens:
+    return Tokens(1, sample, (token,))
+
+
+async def a_few_turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_what_piles_up_before_the_reader_comes_is_one_report_in_order() -> None:
+    call = a_call()
+    call.put_prefilled(Prefilled(1, 16))
+    end = SampleFinished(1, 0, FinishReason.LENGTH)
+    for token in (5, 6, 7):
+        call.put_tokens(drew(token))
+    call.put_finished(end)
+    assert await call.next_report() == StepReport(
+        tokens=(drew(5), drew(6), drew(7)), prefilled=(Prefilled(1, 16),), finished=(end,)
+    )
+
+
+async def test_a_reader_is_not_woken_for_what_it_has_taken_already() -> None:
+    call = a_call()
+    call.put_tokens(drew(5))
+    await a_few_turns()
+    call.put_tokens(drew(6))  # its turn to be told comes when the reader has taken it along
+    assert (await call.next_report()).tokens == (drew(5), drew(6))
+    next_report = asyncio.create_task(call.next_report())
+    await a_few_turns()
+    assert not next_report.done()
+    call.put_tokens(drew(7))
+    assert (await next_report).tokens == (drew(7),)
+
+
+async def test_tokens_that_are_not_due_wake_nobody_and_go_along_with_what_does() -> None:
+    call = a_call(interval=3)
+    call.put_tokens(drew(5))
+    assert (await call.next_report()).tokens == (drew(5),)
+    next_report = asyncio.create_task(call.next_report())
+    call.put_tokens(drew(6))
+    await a_few_turns()
+    assert not next_report.done()
+    call.put_finished(SampleFinished(1, 0, FinishReason.LENGTH))
+    assert (await next_report).tokens == (drew(6),)
+
+
+async def test_a_lost_worker_is_told_behind_what_it_said() -> None:
+    call = a_call(interval=3)
+    call.put_tokens(drew(5))
+    await call.next_report()
+    call.put_tokens(drew(6))
+    call.fail(WorkerLost("gone"))
+    assert (await call.next_report()).tokens == (drew(6),)
+    with pytest.raises(WorkerLost):
+        await call.next_report()
