@@ -25,24 +25,34 @@ class Level:
 
     name: str
     features: tuple[str, ...] = ()
-    """In the words of /proc/cpuinfo, which are the compilers' too."""
+    """In the words of /proc/cpuinfo."""
     options: tuple[str, ...] = ()
     """Further ones of the compiler."""
 
     @property
     def flags(self) -> tuple[str, ...]:
         """What makes a compiler use them."""
-        return (*(f"-m{feature}" for feature in self.features), *self.options)
+        return (*(f"-m{_in_flags(feature)}" for feature in self.features), *self.options)
+
+
+def _in_flags(feature: str) -> str:
+    """The compilers write avx512_bf16 as avx512bf16, amx_tile as amx-tile."""
+    return feature.replace("avx512_", "avx512").replace("_", "-")
 
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_WIDE = ("-mprefer-vector-width=512",)
 PLAIN = Level("plain")
-X86_LEVELS = (Level("avx512", _AVX512, ("-mprefer-vector-width=512",)), Level("avx2", _AVX2), PLAIN)
+X86_LEVELS = (Level("avx512", _AVX512, _WIDE), Level("avx2", _AVX2), PLAIN)
 """The best first. Other architectures have the plain level only, which is NEON on aarch64."""
+TILES = Level("amx", (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"), _WIDE)
+"""AVX-512 and matrix tiles, for what is written in them."""
 
 SOURCES = Path(__file__).parent / "native"
 """The package's C++ files, and the headers that they share."""
+WRITTEN_FOR = {"products.cpp": TILES}
+"""Those that name instructions which other levels lack; every other file is for all levels."""
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -64,7 +74,19 @@ class NativeUnavailable(Exception):
 
 def levels() -> tuple[Level, ...]:
     """The levels of this architecture, the best first."""
-    return X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else (PLAIN,)
+    return X86_LEVELS if _is_x86() else (PLAIN,)
+
+
+def levels_of(source: Path) -> tuple[Level, ...]:
+    """Those of this architecture that a file of the package is compiled for."""
+    only = WRITTEN_FOR.get(source.name)
+    if only is None:
+        return levels()
+    return (only,) if _is_x86() else ()
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 @cached
@@ -130,13 +152,13 @@ def build(source: Path, level: Level, *, cache: Path | None = None, compilers: S
 
 
 def build_all() -> None:
-    """Compile every file for every level of this architecture, as an image does that may run on any CPU of it.
+    """Compile every file for every level that it is for, as an image does that may run on any CPU of it.
 
     Raises:
         NativeUnavailable: no compiler, it fails, or the cache cannot be written.
     """
     for source in sorted(SOURCES.glob("*.cpp")):
-        for level in levels():
+        for level in levels_of(source):
             build(source, level)
 
 

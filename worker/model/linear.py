@@ -1,8 +1,9 @@
 """The matrix products of the fast road: x [T, K] times a weight [N, K], with or without a bias, in one call.
 
-On a CPU oneDNN multiplies by weights that lie in its own blocked order. `F.linear` puts them into it at every call;
-packed once, a decode of SmolLM2 takes two thirds of the time. The two functions that pack and multiply are private to
-torch, so they are tried before they are trusted, and where they are gone or refuse, there is `F.linear`.
+`F.linear` puts a weight into the order that a CPU multiplies in at every call; kept in that order, a decode of SmolLM2
+takes two thirds of the time. Two libraries know such an order, and each is tried before it is trusted: our own products
+in matrix tiles (native_products), for bfloat16 on CPUs that have them, and oneDNN's, whose two functions are private to
+torch. Where neither will do, there is `F.linear`.
 """
 
 import logging
@@ -10,6 +11,9 @@ from collections.abc import Callable
 
 import torch
 from torch.nn.functional import linear, pad
+
+from worker.kernels import native_products
+from worker.kernels.native_build import NativeUnavailable
 
 log = logging.getLogger("octavo.worker")
 
@@ -22,7 +26,7 @@ MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 _ROWS_HINT = 32
 """oneDNN orders the weight for about so many rows; that order serves every number of them as well."""
 
-_TILE_ROWS = 32
+_BATCH_ROWS = 32
 """A crowd of decodes at once; a lone one then costs about twice its time."""
 
 
@@ -43,54 +47,66 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     return lambda x: multiply(x, blocked, bias, "none", [], "")
 
 
-def in_tiles(make: MakeLinear) -> MakeLinear:
+def tiled(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """Keep a copy of the weight in the order of the CPU's matrix tiles. A row has the same bits in any company.
+
+    Raises:
+        NativeUnavailable: this machine has no such tiles, or no code for them.
+        ValueError: the weight is not bfloat16.
+    """
+    return native_products.load().product(weight, bias)
+
+
+def in_batches(make: MakeLinear) -> MakeLinear:
     """Multiply so many rows at a time, the last ones filled up: a row's bits then depend on nothing but the row.
 
     Libraries choose how to cut and sum by the number of rows, so a row alone and a row in company differ in rounding.
     """
 
-    def make_tiled(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def make_batched(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         multiply = make(weight, bias)
 
-        def tiled(x: torch.Tensor) -> torch.Tensor:
-            filled = pad(x, (0, 0, 0, -len(x) % _TILE_ROWS))
-            return torch.cat([multiply(tile) for tile in filled.split(_TILE_ROWS)])[: len(x)]
+        def batched(x: torch.Tensor) -> torch.Tensor:
+            filled = pad(x, (0, 0, 0, -len(x) % _BATCH_ROWS))
+            return torch.cat([multiply(rows) for rows in filled.split(_BATCH_ROWS)])[: len(x)]
 
-        return tiled
+        return batched
 
-    return make_tiled
+    return make_batched
 
 
 def choose(*, device: torch.device, dtype: torch.dtype, deterministic: bool = False) -> MakeLinear:
-    """Pick packed weights where they work, and log which and why, once.
+    """Pick the fastest products that work here, and log which and why, once.
 
     Args:
         device: where the products are computed.
         dtype: of weights and activations.
-        deterministic: give a row the same bits in any company; see `in_tiles`.
+        deterministic: give a row the same bits in any company; see `in_batches`.
     """
     make = _choose(device, dtype)
-    return in_tiles(make) if deterministic else make
+    return in_batches(make) if deterministic and make is not tiled else make
 
 
 def _choose(device: torch.device, dtype: torch.dtype) -> MakeLinear:
     if device.type != "cpu":
-        return _announce(plain, "F.linear", f"packed weights are oneDNN's, for CPUs; this is {device.type}")
-    if (reason := _distrust(dtype)) is not None:
-        return _announce(plain, "F.linear", f"slower than packed weights: {reason}")
-    return _announce(packed, "packed", "weights in oneDNN's order")
+        return _announce(plain, "F.linear", f"weights are kept in another order on CPUs; this is {device.type}")
+    if (untiled := _distrust(tiled, dtype)) is None:
+        return _announce(tiled, "tiled", "bfloat16 in the CPU's matrix tiles")
+    if (unpacked := _distrust(packed, dtype)) is None:
+        return _announce(packed, "packed", f"weights in oneDNN's order; not in matrix tiles: {untiled}")
+    return _announce(plain, "F.linear", f"slower than weights in another order: {unpacked}; {untiled}")
 
 
-def _distrust(dtype: torch.dtype) -> str | None:
-    """None, or why not to pack: a product that is known, of small whole numbers, is tried."""
+def _distrust(make: MakeLinear, dtype: torch.dtype) -> str | None:
+    """None, or why not to multiply so: a product that is known, of small whole numbers, is tried."""
     weight = (torch.arange(48 * 32) % 7 - 3).view(48, 32).to(dtype)
     bias, x = weight[:, 0].contiguous(), weight[:5].contiguous()
     try:
-        product = packed(weight, bias)(x)
-    except (AttributeError, RuntimeError) as failure:
+        product = make(weight, bias)(x)
+    except (AttributeError, RuntimeError, NativeUnavailable, ValueError) as failure:
         return f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
     wanted = (x.double() @ weight.double().T + bias.double()).to(dtype)
-    return None if torch.equal(product, wanted) else "this torch multiplies them wrong"
+    return None if torch.equal(product, wanted) else "they are multiplied wrong"
 
 
 def _announce(make: MakeLinear, backend: str, reason: str) -> MakeLinear:

@@ -1,6 +1,5 @@
 """Building the native code: once, by several at a time, not at all; and which implementation a worker gets."""
 
-import itertools
 import json
 import logging
 import multiprocessing
@@ -18,12 +17,14 @@ import pytest
 import torch
 
 from tests.support.paged_batch import make_batch
-from worker.kernels import choose, native, native_build, native_small_ops, reference, torch_cpu
+from worker.kernels import choose, native, native_build, native_products, native_small_ops, reference, torch_cpu
 from worker.kernels.native_build import Level, NativeUnavailable
 
 CPU = torch.device("cpu")
 AARCH64_COMPILER = "aarch64-linux-gnu-g++"
 ANSWER = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
+
+FILES = sorted(native_build.SOURCES.glob("*.cpp"))
 
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(name) for name in native_build.COMPILERS), reason="no C++ compiler on PATH"
@@ -35,6 +36,10 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "answer.cpp"
     path.write_text(ANSWER)
     return path
+
+
+def _name(parameter: Path | Level) -> str:
+    return parameter.stem if isinstance(parameter, Path) else parameter.name
 
 
 def _compiler() -> str:
@@ -153,14 +158,15 @@ def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, source: Path
 
 
 @needs_compiler
-@pytest.mark.parametrize("level", native_build.levels(), ids=lambda level: level.name)
-@pytest.mark.parametrize("file", sorted(native_build.SOURCES.glob("*.cpp")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    ("file", "level"), [(file, level) for file in FILES for level in native_build.levels_of(file)], ids=_name
+)
 def test_the_package_compiles_without_a_warning(file: Path, level: Level) -> None:
     assert _complaints(_compiler(), file, level.flags) == ""
 
 
 @pytest.mark.skipif(shutil.which(AARCH64_COMPILER) is None, reason=f"no {AARCH64_COMPILER}")
-@pytest.mark.parametrize("file", sorted(native_build.SOURCES.glob("*.cpp")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [file for file in FILES if file.name not in native_build.WRITTEN_FOR], ids=_name)
 def test_the_package_compiles_for_aarch64_without_a_warning(file: Path) -> None:
     assert _complaints(AARCH64_COMPILER, file) == ""
 
@@ -177,8 +183,10 @@ def test_every_level_has_a_file_of_its_own(tmp_path: Path, source: Path) -> None
 def test_an_image_holds_every_file_of_the_package_for_every_level() -> None:
     native_build.build_all()
 
-    for module, level in itertools.product((native, native_small_ops), native_build.levels()):
-        assert native_build.build(module.SOURCE, level, compilers=[]).exists(), "found without a compiler"
+    assert {native.SOURCE, native_small_ops.SOURCE, native_products.SOURCE} <= set(FILES)
+    for file in FILES:
+        for level in native_build.levels_of(file):
+            assert native_build.build(file, level, compilers=[]).exists(), "found without a compiler"
 
 
 @pytest.mark.parametrize(

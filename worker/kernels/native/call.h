@@ -59,6 +59,28 @@ void for_each(const Threads& threads, int count, const Body& body) {
   }
 }
 
+// Runs body(index) for every index below `count`. Each thread goes through a stretch of its own in order, so that it
+// reads memory in one sweep, and then helps where others are behind: a thread that comes late holds nobody up.
+template <typename Body>
+void for_each_in_order(const Threads& threads, int count, const Body& body) {
+  constexpr int kMost = 128;
+  struct alignas(64) Stretch {
+    std::atomic<int> next;
+    int end;
+  } stretches[kMost];
+  const int wanted = std::max(1, std::min({threads.count, count, kMost}));
+  for (int i = 0; i < wanted; i++) {
+    stretches[i].next = static_cast<int>(static_cast<int64_t>(count) * i / wanted);
+    stretches[i].end = static_cast<int>(static_cast<int64_t>(count) * (i + 1) / wanted);
+  }
+  for_each(threads, wanted, [&](int own, int) {
+    for (int k = 0; k < wanted; k++) {
+      Stretch& stretch = stretches[(own + k) % wanted];
+      for (int i; (i = stretch.next++) < stretch.end;) body(i);
+    }
+  });
+}
+
 // Memory of one call, kept by the calling thread for the next one. 64-byte lines: a vector never straddles two.
 struct alignas(64) Line {
   float floats[16];
