@@ -8,12 +8,12 @@ worker keeps them by block, and finds by all but the first number and the last t
 next (`find_key`). A fact about a block that must survive its manager is added here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 
 from octavo.errors import InvalidRequest
 from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES, TOKEN_BYTES
-from octavo.ids import NOBODY, BlockHash, BlockId, TenantTag
+from octavo.ids import BlockHash, BlockId, TenantTag
 
 NO_BLOCK = BlockId(2**32 - 1)
 """Stands before the first block of a chain."""
@@ -24,10 +24,6 @@ BlockRecord = tuple[BlockId, BlockId, BlockHash, bytes, TenantTag, int]
 _HEAD = Struct("<II")
 _BLOCK = Struct("<I")
 _CLAIM = Struct(f"<{TENANT_TAG_BYTES}sI")
-_pack_head = _HEAD.pack
-
-NO_CLAIM = _CLAIM.pack(NOBODY, 0)
-"""Of blocks that nobody has asked for more for than for those of others."""
 
 
 def record_bytes(block_size: int) -> int:
@@ -35,16 +31,9 @@ def record_bytes(block_size: int) -> int:
     return _layout(block_size).size
 
 
-def claim(tenant: TenantTag, retain_seconds: int) -> bytes:
-    """The end of the records of all blocks that one sequence publishes."""
-    return _CLAIM.pack(tenant, retain_seconds) if tenant or retain_seconds else NO_CLAIM
-
-
-def record_parts(
-    block: BlockId, parent: BlockId, root: BlockHash, tokens: bytes, claim: bytes = NO_CLAIM
-) -> tuple[bytes, ...]:
-    """What makes a record when it is joined. `parent` is NO_BLOCK for the first block of a chain."""
-    return _pack_head(block, parent), root, tokens, claim
+def record_packer(block_size: int) -> Callable[[BlockId, BlockId, BlockHash, bytes, TenantTag, int], bytes]:
+    """What makes a record of the parts of a BlockRecord."""
+    return _layout(block_size).pack
 
 
 def find_key(parent: BlockId, root: BlockHash, tokens: bytes) -> bytes:

@@ -39,7 +39,6 @@ from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
 from cache_manager.core.prefix_index import NextHash
 from cache_manager.core.single_flight import WaitFor
 from cache_manager.core.usage import PoolUsage, usage_of
-from octavo.block_record import claim
 from octavo.errors import PoolExhausted
 from octavo.hashing import NO_SEAM, hit_candidates, next_hash, token_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
@@ -100,7 +99,7 @@ class Ledger:
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes = ChangeLog()
-        self._news = MirrorNews(self._index)
+        self._news = MirrorNews(self._index, spec.block_size)
         self._copies: list[BlockCopy] = []
         self._untold: dict[SequenceId, int] = {}
         """The first table entry that the worker was not told of."""
@@ -394,13 +393,14 @@ class Ledger:
 
     def _make_room(self, sequence: SequenceId, table: BlockTable, end: int) -> None:
         """Allocate up to position `end`, and copy the tail if a write to it would show elsewhere."""
-        copied, missing = self._must_copy_tail(table), table.missing(end)
-        self._require_available(copied + missing)
-        if copied:
+        missing = table.missing(end)
+        if self._must_copy_tail(table):
+            self._require_available(1 + missing)
             self._copy_tail(sequence, table)
         if missing:
+            blocks = self._allocate(missing)
             self._tell_from(sequence, len(table.blocks))
-            table.blocks += self._allocate(missing)
+            table.blocks += blocks
         table.room = len(table.blocks) * table.block_size
 
     def _must_copy_tail(self, table: BlockTable) -> bool:
@@ -432,20 +432,19 @@ class Ledger:
         """Publish the blocks up to `full`."""
         if table.published < table.seam.block < full:
             self._publish(sequence, table, table.seam.block)
-        first = table.published
-        blocks = table.blocks[first:full]
-        settled = self._index.offer(blocks, table.before(first), table.block_tokens(first, full))
+        first, root = table.published, table.root_of(table.published)
+        blocks, before, tokens = table.blocks[first:full], table.before(first), table.block_tokens(first, full)
+        known = self._index.offer(blocks, before, tokens)
         table.published = full
-        new = blocks
-        if settled != blocks:
-            self._merge(sequence, table, first, settled)
-            new = [block for block, canonical in zip(blocks, settled, strict=True) if block == canonical]
-        if new:
-            account = self._account_of(table, new)
-            self._pool.publish(new, account)
-            self._changes.published(self._index.hashes_of(new))
-            self._news.published(table.root_of(first), new, claim(account.tenant, table.retain_seconds))
-            self._stats.published_blocks += len(new)
+        if known:
+            self._merge(sequence, table, first, known)
+            blocks, before, tokens = blocks[len(known) :], known[-1], tokens[len(known) :]
+        if blocks:
+            account = self._account_of(table, blocks)
+            self._pool.publish(blocks, account)
+            self._changes.published(self._index.hashes_of(blocks))
+            self._news.published(root, before, blocks, tokens, account.tenant, table.retain_seconds)
+            self._stats.published_blocks += len(blocks)
 
     def _account_of(self, table: BlockTable, new: Sequence[BlockId]) -> Account:
         """The account that the sequence's new blocks are on: that of its first block, wherever it has that from."""
@@ -453,9 +452,9 @@ class Ledger:
         accounts = self._pool.accounts
         return accounts.of_tenant(table.tenant) if first == new[0] else accounts.of_block(first)
 
-    def _merge(self, sequence: SequenceId, table: BlockTable, first: int, settled: Sequence[BlockId]) -> None:
+    def _merge(self, sequence: SequenceId, table: BlockTable, first: int, known: Sequence[BlockId]) -> None:
         """Take the equal blocks that were published first, and give the own ones back."""
-        for index, canonical in enumerate(settled, start=first):
+        for index, canonical in enumerate(known, start=first):
             own = table.blocks[index]
             if own != canonical:
                 self._pool.share((canonical,))

@@ -5,23 +5,42 @@ Gathers until the next grant, and is then told as it is. A worker takes in what 
 
 from collections.abc import Sequence
 
+from cache_manager.core.branches import Parent
 from cache_manager.core.prefix_index import PrefixIndex
-from octavo.block_record import NO_BLOCK, record_parts
-from octavo.ids import BlockHash, BlockId
+from octavo.block_record import NO_BLOCK, record_packer
+from octavo.hashing import TOKEN_BYTES
+from octavo.ids import BlockHash, BlockId, TenantTag
 
 
 class MirrorNews:
     """Of one worker."""
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(self, index: PrefixIndex, block_size: int) -> None:
         self._index = index
-        self._published: list[tuple[BlockHash, bytes, Sequence[BlockId]]] = []
-        """(root of their chain, claim, blocks)."""
+        self._block_bytes = TOKEN_BYTES * block_size
+        self._pack = record_packer(block_size)
+        self._published: list[bytes] = []
+        """Records, in order."""
         self._evicted: list[BlockId] = []
 
-    def published(self, root: BlockHash, blocks: Sequence[BlockId], claim: bytes) -> None:
-        """These blocks can be found from now on."""
-        self._published.append((root, claim, blocks))
+    def published(
+        self,
+        root: BlockHash,
+        parent: Parent,
+        blocks: Sequence[BlockId],
+        tokens: Sequence[bytes],
+        tenant: TenantTag,
+        retain_seconds: int,
+    ) -> None:
+        """These blocks, which follow one another after `parent`, can be found from now on.
+
+        `tokens` are those of each as they are hashed, at the seam behind a salt.
+        """
+        pack, width, note = self._pack, self._block_bytes, self._published.append
+        before = parent if isinstance(parent, int) else NO_BLOCK
+        for block, hashed in zip(blocks, tokens, strict=True):
+            note(pack(block, before, root, hashed[-width:], tenant, retain_seconds))
+            before = block
 
     def evicted(self, blocks: Sequence[BlockId]) -> None:
         """What was published in some of these blocks is gone."""
@@ -33,20 +52,15 @@ class MirrorNews:
         self._evicted.clear()
 
     def take_published(self) -> bytes:
-        """A record (octavo.block_record) of each block that was published since the last call and still is."""
-        if not self._published:
-            return b""
-        parts: list[bytes] = []
-        for root, claim, blocks in self._published:
-            for block, before, tokens in self._index.places_of(blocks):
-                parts += record_parts(block, before if isinstance(before, int) else NO_BLOCK, root, tokens, claim)
+        """A record (octavo.block_record) of each block that was published since the last call, the latest last."""
+        records = b"".join(self._published)
         self._published.clear()
-        return b"".join(parts)
+        return records
 
     def take_evicted(self) -> tuple[BlockId, ...]:
         """Blocks in which nothing is published any more, among others in which nothing was."""
         if not self._evicted:
             return ()
-        evicted = tuple(block for block in self._evicted if block not in self._index)
+        evicted = self._index.unpublished(self._evicted)
         self._evicted.clear()
         return evicted

@@ -62,13 +62,10 @@ class PrefixIndex:
         parent = self._parents[block]
         return None if parent is None else (parent, self._tokens[block])
 
-    def places_of(self, blocks: Iterable[BlockId]) -> Iterator[tuple[BlockId, Parent, bytes]]:
-        """(block, what stands before it, its tokens without a salt) of those blocks that are published."""
-        parents, tokens, width = self._parents, self._tokens, self._block_bytes
-        for block in blocks:
-            parent = parents[block]
-            if parent is not None:
-                yield block, parent, tokens[block][-width:]
+    def unpublished(self, blocks: Iterable[BlockId]) -> tuple[BlockId, ...]:
+        """Those of these blocks in which nothing is published."""
+        parents = self._parents
+        return tuple([block for block in blocks if parents[block] is None])
 
     def block_before(self, block: BlockId) -> BlockId | None:
         """The parent of a published block; None for the first of a chain."""
@@ -118,37 +115,34 @@ class PrefixIndex:
                 block = None if only is None else only.find(tokens[start : start + width])
 
     def offer(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> list[BlockId]:
-        """Publish full blocks that follow one another after `parent`, each unless its place is taken.
+        """Publish full blocks that follow one another after `parent`, except the first ones that have equals already.
 
         Returns:
-            For each block itself, which is published now, or the equal one that was published there before.
+            Those equals, each in place of one of the first blocks. All blocks after these are published now.
         """
-        settled: list[BlockId] = []
+        known: list[BlockId] = []
         for chunk in tokens:
-            known = self.branches.find(parent, chunk)
-            if known is None:
+            block = self.branches.find(parent, chunk)
+            if block is None:
+                self._publish(blocks[len(known) :], parent, tokens[len(known) :])
                 break
-            settled.append(known)
-            parent = known
-        first = len(settled)
-        if first < len(blocks):
-            self._publish(blocks[first:], parent, tokens[first:])
-        return [*settled, *blocks[first:]]
+            known.append(block)
+            parent = block
+        return known
 
     def _publish(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> None:
         """Publish blocks that follow one another after `parent`, where nothing holds what the first of them does."""
         parents, held, hashes, next_hash = self._parents, self._tokens, self._hashes, self._next_hash
         after = self.branches.after
         last_hash = self._hash_before(parent)
-        before: BlockId | None = None
         for block, chunk in zip(blocks, tokens, strict=True):
             parents[block], held[block] = parent, chunk
             hashes[block] = last_hash = next_hash(last_hash, chunk)
-            if before is None:
+            if isinstance(parent, int) and after[parent] is None:  # as nearly always
+                after[parent] = block
+            else:
                 self.branches.add(block, parent)
-            else:  # published a moment ago: nothing else follows it
-                after[before] = block
-            parent = before = block
+            parent = block
 
     def forget(self, blocks: Iterable[BlockId]) -> tuple[BlockHash, ...]:
         """Drop what is published in these blocks. Returns the hashes of those in which something was."""

@@ -161,10 +161,8 @@ class Restoration:
         before = self._before(chain[0])
         if isinstance(before, int) and self._roots[before] != root:
             tokens = (Seam(0, root).joined(0, tokens[0]), *tokens[1:])  # from here on the chain is private
-        settled = self._books.index.offer(blocks, before, tokens)
-        for block, known in zip(blocks, settled, strict=True):
-            if known != block:
-                raise InvalidRequest(f"{field}: block {block} holds what block {known} holds")
+        if known := self._books.index.offer(blocks, before, tokens):
+            raise InvalidRequest(f"{field}: block {blocks[0]} holds what block {known[0]} holds")
         self._roots.update(dict.fromkeys(blocks, root))
         pool = self._books.pool
         pool.claim(blocks)

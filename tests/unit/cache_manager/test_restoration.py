@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cache_manager.core.changes import Published
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.restoration import Restoration
-from octavo.block_record import NO_BLOCK, read_records, record_parts
+from octavo.block_record import NO_BLOCK, read_records, record_packer
 from octavo.errors import InvalidRequest, PoolExhausted
-from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
+from octavo.ids import NOBODY, BlockHash, BlockId, Epoch, SequenceId
 from octavo.records import HeldSequence, Inventory, PoolSpec
 from tests.support.books import EPOCH, append, exchange, open_ledger, pool_spec, tokens_of
 from tests.support.mirror import Mirror
@@ -159,9 +159,9 @@ def test_a_truncated_sequence_keeps_the_published_block_that_it_ends_in():
 def test_others_get_their_turn_while_books_are_opened():
     """A step is about a millisecond, however much there is."""
     spec = pool_spec(num_blocks=2000, max_model_tokens=8000)
-    restoration = Restoration(spec)
+    restoration, pack = Restoration(spec), record_packer(spec.block_size)
     records = b"".join(
-        b"".join(record_parts(BlockId(block), BlockId(block - 1) if block else NO_BLOCK, ROOT, bytes(16)))
+        pack(BlockId(block), BlockId(block - 1) if block else NO_BLOCK, ROOT, bytes(16), NOBODY, 0)
         for block in range(2000)
     )
     restoration.add(Inventory(records))
@@ -174,7 +174,7 @@ def test_others_get_their_turn_while_books_are_opened():
 
 def record(block: int, parent: int = NO_BLOCK, first_token: int = 0, root: BlockHash = ROOT) -> bytes:
     tokens = b"".join(token.to_bytes(4, "little") for token in range(first_token, first_token + SPEC.block_size))
-    return b"".join(record_parts(BlockId(block), BlockId(parent), root, tokens))
+    return record_packer(SPEC.block_size)(BlockId(block), BlockId(parent), root, tokens, NOBODY, 0)
 
 
 def held(*, sequence: int = 1, tokens: Sequence[int] = (), table: Sequence[int] = (), **fields: Any) -> HeldSequence:

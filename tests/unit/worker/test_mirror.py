@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from octavo.block_record import NO_BLOCK, read_records, record_bytes, record_parts
-from octavo.ids import BlockHash, BlockId, SequenceId
+from octavo.block_record import NO_BLOCK, read_records, record_bytes, record_packer
+from octavo.ids import NOBODY, BlockHash, BlockId, SequenceId
 from octavo.records import HeldSequence, Inventory
 from worker.core.mirror import PART_BYTES, Mirror
 
@@ -12,7 +12,7 @@ ROOT = BlockHash(bytes(32))
 
 
 def record(block: int, filler: int = 0) -> bytes:
-    return b"".join(record_parts(BlockId(block), NO_BLOCK, ROOT, bytes([filler]) * 4 * SIZE))
+    return record_packer(SIZE)(BlockId(block), NO_BLOCK, ROOT, bytes([filler]) * 4 * SIZE, NOBODY, 0)
 
 
 def blocks_of(inventory: Sequence[Inventory]) -> list[int]:
