@@ -9,6 +9,7 @@ A claim is worth a hit and nothing more: it is written behind the request, once,
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from octavo.ids import BlockHash
@@ -24,11 +25,22 @@ MEMBERS_A_COMMAND = 1 << 9
 """What a server writes in a fraction of a look-up's budget; look-ups go in between."""
 
 
+@dataclass(slots=True)
+class ClaimCounts:
+    """Since the gateway's start."""
+
+    blocks: int = 0
+    """Claimed on some worker."""
+    failures: int = 0
+    """Writes of up to MEMBERS_A_COMMAND blocks that Redis did not take."""
+
+
 class Claims:
     """What is to be written, and the task that writes it while there is any."""
 
     def __init__(self, client: RedisClient) -> None:
         """Write through `client`, which stays its owner's."""
+        self.counts = ClaimCounts()
         self._client = client
         self._unwritten: dict[str, dict[bytes, None]] = {}
         """Key -> members, each once."""
@@ -39,7 +51,9 @@ class Claims:
         if not blocks:
             return
         members = self._unwritten.setdefault(claims_key(worker.worker_id, worker.epoch), {})
-        members.update(dict.fromkeys(map(index_member, islice(blocks, MAX_CLAIMS - len(members)))))
+        before = len(members)
+        members.update(dict.fromkeys(map(index_member, islice(blocks, MAX_CLAIMS - before))))
+        self.counts.blocks += len(members) - before
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
 
@@ -52,7 +66,8 @@ class Claims:
     async def _write(self) -> None:
         while self._unwritten:
             unwritten, self._unwritten = self._unwritten, {}
-            await self._client.execute(list(_commands(unwritten)))
+            replies = await self._client.execute(list(_commands(unwritten)))
+            self.counts.failures += sum(isinstance(reply, Exception) for reply in replies)
             await asyncio.sleep(PACE_SECONDS)
 
 

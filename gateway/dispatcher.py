@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gateway.bounds import Bounds
 from gateway.catalogue import Catalogue, ModelInService, ServedModel
+from gateway.claims import ClaimCounts
 from gateway.core.account import OPEN, Account
 from gateway.core.admission import Wish
 from gateway.core.best_of import best_of
@@ -107,6 +108,11 @@ class Dispatcher:
     def failed_lookups(self) -> int:
         """That learned nothing."""
         return self._lookup.failures
+
+    @property
+    def claim_counts(self) -> ClaimCounts:
+        """What was told to other gateways of prompts on their way."""
+        return self._lookup.claim_counts
 
     def models(self) -> tuple[ModelInService, ...]:
         """The models that some worker serves now, by name."""

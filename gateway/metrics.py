@@ -46,6 +46,16 @@ class GatewayMetrics(Collector):
             "octavo_failed_lookups", "Look-ups in the prefix index that learned nothing.", dispatcher.failed_lookups
         )
         yield CounterMetricFamily(
+            "octavo_claimed_blocks",
+            "Blocks of prompts that were sent to a worker before it had published them, told to other gateways.",
+            dispatcher.claim_counts.blocks,
+        )
+        yield CounterMetricFamily(
+            "octavo_failed_claims",
+            "Writes of such claims that Redis did not take: a burst may be split between gateways.",
+            dispatcher.claim_counts.failures,
+        )
+        yield CounterMetricFamily(
             "octavo_outdated_hits",
             "Hits of workers that left, registered again or were reset while the index was asked: dropped.",
             counters.outdated_hits,

@@ -17,7 +17,7 @@ from hashlib import sha1
 from itertools import takewhile
 from typing import Protocol
 
-from gateway.claims import Claims
+from gateway.claims import ClaimCounts, Claims
 from gateway.core.breaker import Breaker
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
 from octavo.ids import BlockHash, Epoch, WorkerId
@@ -74,6 +74,11 @@ class PrefixLookup(Protocol):
     @property
     def failures(self) -> int:
         """Look-ups that were tried and learned nothing, since the start."""
+        ...
+
+    @property
+    def claim_counts(self) -> ClaimCounts:
+        """What was claimed."""
         ...
 
     async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
@@ -147,6 +152,7 @@ class MemoryLookup:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = IndexState.EXACT
         self.failures = 0
+        self.claim_counts = ClaimCounts()
         self._clock = clock
         self._index: dict[str, set[bytes]] = {}
         self._claims: dict[str, dict[bytes, float]] = {}
@@ -163,6 +169,7 @@ class MemoryLookup:
     def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
         """See PrefixLookup."""
         now, key = self._clock(), claims_key(worker.worker_id, worker.epoch)
+        self.claim_counts.blocks += len(blocks)
         live = {member: ends for member, ends in self._claims.get(key, {}).items() if ends > now}
         self._claims[key] = live | dict.fromkeys(map(index_member, blocks), now + CLAIM_SECONDS)
 
@@ -201,6 +208,11 @@ class RedisLookup:
         self._unsettled = asyncio.Event()
         """Set while the state is not EXACT."""
         self._unsettled.set()
+
+    @property
+    def claim_counts(self) -> ClaimCounts:
+        """See PrefixLookup."""
+        return self._claims.counts
 
     async def close(self) -> None:
         """Forget what is still asked, and give the connections back."""

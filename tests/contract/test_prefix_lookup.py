@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.claims import ClaimCounts
 from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
@@ -178,6 +179,7 @@ async def test_what_was_sent_to_a_worker_is_claimed_behind_what_it_has_published
 
     found = await claimed_at(index, prompt, info, 5 * BLOCK)
 
+    assert index.lookup.claim_counts == ClaimCounts(blocks=3)
     assert found.tokens == {"a": 2 * BLOCK}, "what is claimed is not held"
     fork = (*range(4 * BLOCK), *[999] * 2 * BLOCK)
     assert (await index.lookup.hits(fork, PLAIN, [info])).claimed == {"a": 4 * BLOCK}
@@ -282,6 +284,20 @@ async def test_claims_neither_fail_a_request_nor_change_what_the_index_is_worth(
         await index.server.stop()
         index.lookup.claim(info, chain(prompt))
         assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({}, IndexState.FALLBACK)
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while not index.lookup.claim_counts.failures:  # noqa: ASYNC110  # nobody is told but a scrape
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.redis
+async def test_while_the_breaker_is_open_nothing_is_claimed() -> None:
+    async with in_redis() as index:
+        info, prompt = worker("a"), range(4 * BLOCK)
+        await index.server.stop()
+        while index.lookup.breaker.closed:
+            await index.lookup.hits(prompt, PLAIN, [info])
+        index.lookup.claim(info, chain(prompt))
+        assert index.lookup.claim_counts == ClaimCounts()
 
 
 @pytest.mark.redis
