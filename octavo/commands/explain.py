@@ -5,23 +5,19 @@ Nothing is computed.
 
 from collections.abc import Iterable
 
-import grpc
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from gateway.client import generation_to_wire
+from gateway.client import Client, WorkerExplanation
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
+from gateway.core.retries import NEVER
 from octavo.commands.connection import transport
 from octavo.commands.console import CommandFailed, out
 from octavo.commands.key import api_key
+from octavo.commands.problems import speaking_to
 from octavo.commands.stats import index_in_words
 from octavo.records import HitEnd, PromptExplanation
-from octavo.service import open_blocking_channel
-from octavo.status import translated
-from octavo.tenants import credentials
-from octavo.v1 import gateway_pb2, gateway_pb2_grpc
-from octavo.wire.insight import explanation_from_wire
 
 _TIMEOUT_SECONDS = 10.0
 
@@ -35,33 +31,26 @@ def explain(address: str, prompt: str, system: str | None, model: str) -> None:
     """
     said = [ChatMessage("system", system)] if system else []
     request = Generation(prompt=ChatPrompt((*said, ChatMessage("user", prompt))), model=model)
-    reply = _ask(address, request)
-    if not reply.workers:
+    with (
+        speaking_to(address),
+        Client(address, api_key=api_key(), transport=transport(), retries=NEVER) as client,
+    ):
+        explained = client.explain(request, timeout_seconds=_TIMEOUT_SECONDS)
+    if not explained.workers:
         raise CommandFailed("no cache manager tells what its workers hold")
-    workers = sorted(reply.workers, key=lambda worker: worker.worker_id)
+    workers = sorted(explained.workers, key=lambda worker: worker.worker_id)
     for worker in workers:
-        if worker.HasField("cache"):
-            out.print(f"{worker.worker_id}: {in_words(explanation_from_wire(worker.cache), reply.prompt_tokens)}")
-    if not reply.chosen:
+        if worker.cache is not None:
+            out.print(f"{worker.worker_id}: {in_words(worker.cache, explained.prompt_tokens)}")
+    if explained.chosen is None:
         out.print("No worker would take it now.")
         return
-    out.print(costs(workers, reply.chosen))
-    out.print(f"It would go to {reply.chosen}, where that is least; of equals one is taken at random.")
-    out.print(index_in_words(reply.index_state))
+    out.print(costs(workers, explained.chosen))
+    out.print(f"It would go to {explained.chosen}, where that is least; of equals one is taken at random.")
+    out.print(index_in_words(explained.index_state))
 
 
-def _ask(address: str, request: Generation) -> gateway_pb2.ExplainReply:
-    message = gateway_pb2.ExplainRequest(request=generation_to_wire(request))
-    with open_blocking_channel(address, transport()) as channel:
-        gateway = gateway_pb2_grpc.InferenceStub(channel)
-        try:
-            with translated():
-                return gateway.Explain(message, timeout=_TIMEOUT_SECONDS, metadata=credentials(api_key()))
-        except grpc.RpcError as error:
-            raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
-
-
-def costs(workers: Iterable[gateway_pb2.WorkerExplanation], chosen: str) -> Table:
+def costs(workers: Iterable[WorkerExplanation], chosen: str) -> Table:
     """The terms that the gateway would choose by: a row for each worker that it judged, fit for 80 columns."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
     table.title = "What it would cost there, in tokens of work"
@@ -74,9 +63,9 @@ def costs(workers: Iterable[gateway_pb2.WorkerExplanation], chosen: str) -> Tabl
     for header in ("remembered", "compute", "queued", "others", "decode", "memory", "in all"):
         table.add_column(header, justify="right", no_wrap=True)
     for worker in workers:
-        if worker.HasField("cost"):
-            cost = worker.cost
-            terms = (cost.prefill, cost.queued, cost.others, cost.decode, cost.memory, cost.total)
+        if (cost := worker.cost) is not None:
+            own = (cost.prefill_tokens, cost.queued_tokens)
+            terms = (*own, cost.others_tokens, cost.decode_tokens, cost.memory_tokens, cost.total)
             table.add_row(
                 Text(worker.worker_id),
                 f"{worker.predicted_cached_tokens:,}",

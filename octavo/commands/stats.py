@@ -4,22 +4,18 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import grpc
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from gateway.client import Client, GatewayLoad
+from gateway.core.retries import NEVER
 from octavo.commands.connection import transport
-from octavo.commands.console import CommandFailed, out
+from octavo.commands.console import out
 from octavo.commands.key import api_key
+from octavo.commands.problems import speaking_to
 from octavo.records import IndexState, PoolSpec, WorkerInfo
-from octavo.service import open_blocking_channel
-from octavo.status import translated
-from octavo.tenants import credentials
-from octavo.v1 import gateway_pb2, gateway_pb2_grpc
-from octavo.wire.fleet import worker_from_wire
-from octavo.wire.generate import index_state_from_wire
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -31,25 +27,17 @@ def stats(address: str, *, as_json: bool) -> None:
         CommandFailed: nobody answers there.
         Unauthenticated: it wants an API key.
     """
-    reply = _fleet(address)
-    workers = sorted((worker_from_wire(worker) for worker in reply.workers), key=lambda worker: worker.worker_id)
+    with (
+        speaking_to(address),
+        Client(address, api_key=api_key(), transport=transport(), retries=NEVER) as client,
+    ):
+        fleet = client.fleet(timeout_seconds=_TIMEOUT_SECONDS)
+    workers = sorted(fleet.workers, key=lambda worker: worker.worker_id)
     if as_json:
-        print(json.dumps(_plain(workers, reply.gateway), indent=2, default=_hexadecimal))
+        print(json.dumps(_plain(workers, fleet.gateway), indent=2, default=_hexadecimal))
         return
     out.print(_table(workers))
-    out.print(_summary(workers, reply.gateway))
-
-
-def _fleet(address: str) -> gateway_pb2.GetFleetReply:
-    with open_blocking_channel(address, transport()) as channel:
-        gateway = gateway_pb2_grpc.InferenceStub(channel)
-        try:
-            with translated():
-                return gateway.GetFleet(
-                    gateway_pb2.GetFleetRequest(), timeout=_TIMEOUT_SECONDS, metadata=credentials(api_key())
-                )
-        except grpc.RpcError as error:
-            raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
+    out.print(_summary(workers, fleet.gateway))
 
 
 def _table(workers: list[WorkerInfo]) -> Table:
@@ -84,7 +72,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else "-"
 
 
-def _summary(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> str:
+def _summary(workers: list[WorkerInfo], gateway: GatewayLoad) -> str:
     prompt = sum(worker.load.prompt_tokens for worker in workers)
     cached = sum(worker.load.cached_tokens for worker in workers)
     saved = f"{cached:,} of {prompt:,} prompt tokens were remembered and not computed. " if prompt else ""
@@ -94,9 +82,9 @@ def _summary(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> str
     )
 
 
-def index_in_words(state: "gateway_pb2.IndexState.ValueType") -> str:
+def index_in_words(state: IndexState | None) -> str:
     """What a look-up in the prefix index was worth."""
-    match index_state_from_wire(state):
+    match state:
         case IndexState.EXACT:
             return "The prefix index is exact."
         case IndexState.DEGRADED:
@@ -107,12 +95,11 @@ def index_in_words(state: "gateway_pb2.IndexState.ValueType") -> str:
             return ""
 
 
-def _plain(workers: list[WorkerInfo], gateway: gateway_pb2.GatewayLoad) -> dict[str, Any]:
-    state = index_state_from_wire(gateway.index_state)
+def _plain(workers: list[WorkerInfo], gateway: GatewayLoad) -> dict[str, Any]:
+    state = gateway.index_state
     return {
         "workers": [asdict(worker) | {"load": worker.load._asdict()} for worker in workers],
-        "gateway": {field.name: getattr(gateway, field.name) for field in gateway.DESCRIPTOR.fields}
-        | {"index_state": state.value if state else None},
+        "gateway": asdict(gateway) | {"index_state": state.value if state else None},
     }
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +11,14 @@ import pytest
 
 from gateway.bounds import Bounds
 from gateway.client import AsyncClient, Client
+from gateway.client.messages import generation_to_wire
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import Hits, MemoryLookup, RedisLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
 from octavo.hashing import block_hashes
-from octavo.records import PLAIN, FinishReason, Scope, WorkerInfo
+from octavo.records import PLAIN, FinishReason, IndexState, Scope, WorkerInfo
 from octavo.redis_client import open_client
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
@@ -452,10 +453,38 @@ async def test_the_models_are_those_that_some_worker_serves(fleet: FakeFleet, fr
 
 
 async def test_the_fleet_is_shown_as_the_manager_described_it(fleet: FakeFleet, front: Gateway) -> None:
-    reply = await front.stub.GetFleet(v1.GetFleetRequest(), timeout=10)
-    assert {worker.worker_id: worker.address for worker in reply.workers} == {
-        worker.info.worker_id: worker.info.address for worker in fleet.workers
-    }
+    state = await front.client.fleet(timeout_seconds=10)
+    workers = {worker.worker_id: worker for worker in state.workers}
+    assert workers == {worker.info.worker_id: worker.info for worker in fleet.workers}
+
+
+async def test_the_clients_tell_what_the_gateway_has_in_hand(fleet: FakeFleet, front: Gateway) -> None:
+    for worker in fleet.workers:
+        worker.gate.clear()
+    async with aclosing(front.client.generate(Generation(prompt=TokenPrompt((5, 6)), max_tokens=1))) as events:
+        assert isinstance(await anext(events), Started)  # and no more, since the worker stands still
+        state = await front.client.fleet()
+        with Client(front.address) as client:
+            same = await asyncio.to_thread(client.fleet)
+
+    assert state == same
+    assert (state.gateway.running_requests, state.gateway.waiting_requests, state.gateway.requests) == (1, 0, 1)
+    assert (state.gateway.refused, state.gateway.index_state) == (0, IndexState.EXACT)
+
+
+@pytest.mark.parametrize("request_", ["the quick brown fox", Generation(prompt=TokenPrompt((5, 6)), cache_salt="s")])
+async def test_both_clients_explain_a_request_and_nothing_runs(
+    fleet: FakeFleet, front: Gateway, request_: Generation | str
+) -> None:
+    told = await front.client.explain(request_)
+    with Client(front.address) as client:
+        same = await asyncio.to_thread(client.explain, request_)
+
+    assert {worker.worker_id for worker in told.workers} == {"a", "b"}
+    assert told.chosen in {"a", "b"}
+    assert told.index_state is IndexState.EXACT
+    assert (same.prompt_tokens, same.workers) == (told.prompt_tokens, told.workers)
+    assert not any(worker.submissions for worker in fleet.workers)
 
 
 async def test_the_synchronous_client_gives_the_same_events(front: Gateway) -> None:
@@ -511,20 +540,23 @@ async def test_explain_names_every_term_and_the_worker_that_the_request_then_goe
     [holder] = [info for info in front.dispatcher.fleet if info.worker_id == "b"]
     hashes = block_hashes(holder.chain_root(Scope()).hash(), prompt, BLOCK)
     fleet.index.publish(holder.worker_id, holder.epoch, hashes[:3])
-    asked = v1.GenerateRequest(tokens=v1.TokenIds(ids=prompt), max_tokens=1)
+    asked = Generation(prompt=TokenPrompt(prompt), max_tokens=1)
 
-    told = await front.stub.Explain(v1.ExplainRequest(request=asked), timeout=10)
+    told = await front.client.explain(asked)
     assert not any(worker.submissions for worker in fleet.workers)
     assert front.at_rest()
 
-    judged = {worker.worker_id: worker for worker in told.workers}
-    assert {name: worker.predicted_cached_tokens for name, worker in judged.items()} == {"a": 0, "b": 3 * BLOCK}
-    assert {name: worker.cost.prefill for name, worker in judged.items()} == {"a": 4 * BLOCK, "b": BLOCK}
-    assert judged["b"].cost.others == 0
-    for worker in judged.values():
-        terms = worker.cost
-        assert terms.total == terms.prefill + terms.queued + terms.others + terms.decode + terms.memory
-    assert (told.chosen, told.index_state) == ("b", v1.INDEX_STATE_EXACT)
+    predicted = {worker.worker_id: worker.predicted_cached_tokens for worker in told.workers}
+    costs = {worker.worker_id: worker.cost for worker in told.workers if worker.cost is not None}
+    assert predicted == {"a": 0, "b": 3 * BLOCK}
+    assert {name: cost.prefill_tokens for name, cost in costs.items()} == {"a": 4 * BLOCK, "b": BLOCK}
+    assert costs["b"].others_tokens == 0
+    assert costs["b"].total < costs["a"].total
+    raw = await front.stub.Explain(v1.ExplainRequest(request=generation_to_wire(asked)), timeout=10)
+    assert {worker.worker_id: worker.cost.total for worker in raw.workers} == {
+        name: cost.total for name, cost in costs.items()
+    }
+    assert (told.chosen, told.index_state) == ("b", IndexState.EXACT)
 
-    answer = await front.client.complete(Generation(prompt=TokenPrompt(prompt), max_tokens=1))
+    answer = await front.client.complete(asked)
     assert answer.usage.worker_id == told.chosen

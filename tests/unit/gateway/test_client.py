@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.client import AsyncClient, event_from_wire, generation_to_wire
+from gateway.client import AsyncClient
+from gateway.client.messages import event_from_wire, generation_to_wire
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.core.retries import NEVER

@@ -3,10 +3,11 @@
 import pytest
 from rich.console import Console
 
+from gateway.client import WorkerExplanation
+from gateway.core.routing import Cost
 from octavo.commands.explain import costs, in_words
-from octavo.ids import BlockId, Epoch, SequenceId
+from octavo.ids import BlockId, Epoch, SequenceId, WorkerId
 from octavo.records import HitEnd, PromptExplanation
-from octavo.v1 import gateway_pb2
 
 
 def found(end: HitEnd, reused: int, position: int, block: int | None = None) -> PromptExplanation:
@@ -54,9 +55,10 @@ def test_an_explanation_is_put_into_words(explanation: PromptExplanation, words:
 
 
 def test_every_term_that_a_worker_was_judged_by_is_shown_in_eighty_columns_and_explained() -> None:
-    cost = gateway_pb2.RoutingCost(prefill=123456, queued=300000, others=1999999, decode=5, memory=6, total=2423466)
-    judged = gateway_pb2.WorkerExplanation(worker_id="worker-0", predicted_cached_tokens=65536, cost=cost)
-    unjudged = gateway_pb2.WorkerExplanation(worker_id="worker-1")
+    cost = Cost(prefill_tokens=123456, queued_tokens=300000, others_tokens=1999999, decode_tokens=5, memory_tokens=6)
+    names = WorkerId("worker-0"), WorkerId("worker-1")
+    judged = WorkerExplanation(worker_id=names[0], cache=None, predicted_cached_tokens=65536, cost=cost)
+    unjudged = WorkerExplanation(worker_id=names[1], cache=None, predicted_cached_tokens=0, cost=None)
     console = Console(width=80)
     with console.capture() as capture:
         console.print(costs([judged, unjudged], "worker-0"))
