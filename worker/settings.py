@@ -41,8 +41,9 @@ class WorkerSettings(ServiceSettings):
     deterministic: bool = Field(
         default=False,
         description="compute a sequence in the same way, to the bit, whatever runs beside it and however its prompt is "
-        "cut (on the fast road), so that a hit equals a miss in bfloat16 too. Slower: products take 32 rows at a time, "
-        "each token attends by itself, and on CUDA decodes do not share the reading of common blocks",
+        "cut, so that a hit equals a miss in bfloat16 too; models that cannot take the fast road are refused. Slower: "
+        "products take 32 rows at a time, each token attends by itself, and on CUDA decodes do not share the reading "
+        "of common blocks",
     )
     threads: int = Field(default=0, ge=0, description="CPU threads of the model; 0: one a core")
     kv_memory: ByteSize | None = Field(

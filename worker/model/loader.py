@@ -88,8 +88,8 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
 ) -> LoadedModel:
     """The model of a folder, with our attention in it: `attend`, or by default the fastest there is here.
 
-    Its pool is of `kv_dtype`, by default of `dtype`. On the fast road `deterministic` gives a sequence the same bits in
-    any company.
+    Its pool is of `kv_dtype`, by default of `dtype`. `deterministic` gives a sequence the same bits in any company, as
+    the fast road alone can.
 
     Raises:
         UnsupportedModel: the model needs what our attention cannot do, or what the road that is asked for cannot; said
@@ -103,6 +103,11 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
     if (reason := refusal(config)) is not None:
         raise UnsupportedModel(f"{folder.name} is not served: {reason}")
     fast = _takes_fast_road(folder, config, road)
+    if deterministic and not fast:
+        raise UnsupportedModel(
+            f"{folder.name} cannot be deterministic: on the generic road products are transformers' own, "
+            "which may round by the size of a batch"
+        )
     text = config.get_text_config(decoder=True)
     shape = PoolShape(
         num_layers=text.num_hidden_layers,
@@ -122,9 +127,6 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
         _return_freed_memory()
         forward = LlamaModel(weights, attend, small_ops.choose(device=device, dtype=dtype, kv_dtype=kv_dtype))
     else:
-        if deterministic:
-            reason = "transformers' own products may round by the size of a batch"
-            log.warning("not_deterministic", extra={"reason": reason})
         forward = GenericModel(model, attend)
     return LoadedModel(forward=forward, shape=shape, dtype=dtype, device=device)
 

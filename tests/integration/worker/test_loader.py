@@ -166,3 +166,11 @@ def load_tiny(folder: Path, road: Road = "auto") -> LoadedModel:
     described = models.find(str(folder), folder.parent)
     cpu = torch.device("cpu")
     return load(described, dtype=torch.float32, device=cpu, block_size=16, attend=torch_cpu.attend, road=road)
+
+
+def test_a_model_of_the_generic_road_is_not_served_as_deterministic(tmp_path: Path) -> None:
+    """Said before its weights are read; a model of the fast road that is asked to take the generic one likewise."""
+    for family, road in (("Gemma2", "auto"), ("Llama", "generic")):
+        folder = models.describe("tiny", tiny_model.save(config(family), tmp_path / family, seed=1))
+        with pytest.raises(UnsupportedModel, match="tiny cannot be deterministic: on the generic road products are"):
+            load(folder, dtype=torch.float32, device=torch.device("cpu"), block_size=16, road=road, deterministic=True)
