@@ -67,6 +67,8 @@ class Journey:
         self._transcript = Transcript(job.submission.samples, detokenizer, job.request.stop)
         self._losses = Losses(shared.max_losses)
         self._visits = 0
+        self._stood_still = 0.0
+        """Seconds without a worker since the last token, or the last loss."""
         self._first_token: float | None = None
 
     @property
@@ -108,12 +110,13 @@ class Journey:
         job, shared = self._job, self._shared
         self._transcript.moved()
         parts = (job.submission,) if failure is None else remaining(job.submission, self._transcript.drawn)
-        interval = Interval(job.stream_interval)
-        patience_ends = min(job.deadline, self._clock() + shared.max_standstill_seconds)
+        interval, began = Interval(job.stream_interval), self._clock()
+        patience_ends = min(job.deadline, began + shared.max_standstill_seconds - self._stood_still)
         while shared.ended_by is None:
             visit = await shared.placement.visit(job.model, parts, self._avoided, interval)
             if visit is not None:
                 self._visits += 1
+                self._stood_still += self._clock() - began
                 shared.counters.carried_over += failure is not None
                 return visit
             now = self._clock()
@@ -132,8 +135,9 @@ class Journey:
         """Learn from the end of a visit; raises it when the request is not to go on."""
         process = process_of(visit.worker)
         if isinstance(error, Draining):
-            self._losses.left(process)
+            self._losses.refused(process, self._clock())
         else:
+            self._stood_still = 0.0
             self._losses.lost(process, self._clock())
             self._shared.placement.lost(visit)
         if self._losses.hopeless:
@@ -168,6 +172,7 @@ class Journey:
 
     def _progressed(self) -> None:
         self._losses.progressed()
+        self._stood_still = 0.0
         if self._first_token is None:
             self._first_token = self._clock()
             self._shared.counters.time_to_first_token.add(self._first_token - self._job.arrived)

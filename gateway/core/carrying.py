@@ -14,8 +14,7 @@ from gateway.core.fleet import WorkerProcess
 from octavo.records import Submission
 
 FIRST_PAUSE_SECONDS = 0.5
-"""Until a worker that was lost may be asked again by the same request; each time it is lost doubles them. It may be
-there still: perhaps only the way to it was cut."""
+"""Until a worker may be asked again by a request that it has lost or refused; each further time doubles them."""
 
 
 def remaining(submission: Submission, drawn: Sequence[Sequence[int] | None]) -> tuple[Submission, ...]:
@@ -53,7 +52,10 @@ class _Loss:
 
 
 class Losses:
-    """The workers that one request has lost. Time is an argument.
+    """The workers that one request has lost, and those that would not have it. Time is an argument.
+
+    Each is asked again after a pause: it may be well, and only the way to it was cut, or its own way to the managers.
+    One that really leaves is out of the fleet by then.
 
     Invariant: at most `most` workers are lost in a row without a token in between; then it is hopeless.
     """
@@ -63,7 +65,6 @@ class Losses:
         self._most = most
         self._in_row = 0
         self._lost: dict[WorkerProcess, _Loss] = {}
-        self._left: set[WorkerProcess] = set()
 
     def progressed(self) -> None:
         """The request has got a token."""
@@ -72,12 +73,15 @@ class Losses:
     def lost(self, worker: WorkerProcess, now: float) -> None:
         """A worker is gone, or the way to it."""
         self._in_row += 1
+        self._pause(worker, now)
+
+    def refused(self, worker: WorkerProcess, now: float) -> None:
+        """A worker takes nothing new, or hands over what it had; nothing speaks against the request."""
+        self._pause(worker, now)
+
+    def _pause(self, worker: WorkerProcess, now: float) -> None:
         times = self._lost[worker].times if worker in self._lost else 0
         self._lost[worker] = _Loss(times + 1, now + FIRST_PAUSE_SECONDS * 2**times)
-
-    def left(self, worker: WorkerProcess) -> None:
-        """A worker takes nothing new and will end: that process is not asked again, and nothing speaks against it."""
-        self._left.add(worker)
 
     @property
     def hopeless(self) -> bool:
@@ -86,11 +90,8 @@ class Losses:
 
     def avoided(self, now: float) -> frozenset[WorkerProcess]:
         """The workers that are not to be asked now."""
-        return frozenset(self._left).union(worker for worker, loss in self._lost.items() if now < loss.pause_ends)
+        return frozenset(worker for worker, loss in self._lost.items() if now < loss.pause_ends)
 
     def next_chance(self, now: float) -> float | None:
-        """When another of the lost ones may be asked again; None if there is none to wait for."""
-        ends = [
-            loss.pause_ends for worker, loss in self._lost.items() if worker not in self._left and now < loss.pause_ends
-        ]
-        return min(ends, default=None)
+        """When another of them may be asked again; None if there is none to wait for."""
+        return min((loss.pause_ends for loss in self._lost.values() if now < loss.pause_ends), default=None)

@@ -336,6 +336,31 @@ async def test_a_request_that_a_worker_hands_over_while_it_drains_goes_on_at_ano
     assert busy.cancelled == []
 
 
+async def test_a_worker_that_takes_nothing_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    """The only one, cut off from its manager for longer than a lease: it is well, and the manager comes back."""
+    async with fake_fleet() as fleet:
+        worker = await fleet.add("a", words_pool())
+        async with gateway(fleet, tmp_path) as front:
+            worker.refuses_with = Draining("the worker finds no cache manager and takes nothing new")
+            running = asyncio.create_task(front.client.complete(replace(ENDLESS, max_tokens=4)))
+            await worker.until(lambda worker: len(worker.submissions) == 2)
+            worker.refuses_with = None
+            assert (await running).samples[0].token_ids == (5, 6, 7, 5)
+            assert front.at_rest()
+
+
+async def test_a_worker_that_takes_nothing_for_good_ends_the_wait_with_its_reason(tmp_path: Path) -> None:
+    """Standing still is bounded, however often the worker is asked meanwhile."""
+    async with fake_fleet() as fleet:
+        worker = await fleet.add("a", words_pool())
+        async with gateway(fleet, tmp_path, Bounds(max_standstill_seconds=0.8)) as front:
+            worker.refuses_with = Draining("it takes nothing new")
+            with pytest.raises(Draining, match="it takes nothing new"):
+                await front.client.complete(ENDLESS)
+            assert len(worker.submissions) == 2
+            assert front.at_rest()
+
+
 @pytest.mark.parametrize("error", [InvalidRequest("prompt: no"), PoolExhausted("wanted 3 blocks, 1 available")])
 async def test_what_a_worker_refuses_for_another_reason_the_client_hears(
     fleet: FakeFleet, front: Gateway, error: Exception

@@ -91,11 +91,13 @@ def test_a_lost_worker_is_avoided_for_a_pause_that_doubles() -> None:
     assert losses.next_chance(20.0) == 20.0 + 2 * FIRST_PAUSE_SECONDS
 
 
-def test_a_worker_that_leaves_is_never_asked_again_and_speaks_against_nobody() -> None:
+def test_a_worker_that_refuses_is_avoided_as_long_and_speaks_against_nobody() -> None:
     losses = Losses(most=1)
-    losses.left(process("a"))
-    assert losses.avoided(1e9) == {process("a")}
-    assert losses.next_chance(0.0) is None
+    losses.refused(process("a"), 10.0)
+    assert losses.avoided(10.0) == {process("a")}
+    assert losses.next_chance(10.0) == 10.0 + FIRST_PAUSE_SECONDS
+    losses.refused(process("a"), 20.0)
+    assert losses.next_chance(20.0) == 20.0 + 2 * FIRST_PAUSE_SECONDS
     assert not losses.hopeless
 
 
@@ -120,8 +122,8 @@ class Row(RuleBasedStateMachine):
         self.row = 0
 
     @rule(name=st.sampled_from("abc"))
-    def leave(self, name: str) -> None:
-        self.losses.left(process(name))
+    def refuse(self, name: str) -> None:
+        self.losses.refused(process(name), self.now)
 
     @invariant()
     def gives_up_after_three(self) -> None:
