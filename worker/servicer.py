@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from octavo.errors import InvalidRequest, OctavoError
@@ -11,6 +12,8 @@ from octavo.v1 import worker_pb2_grpc as v1_grpc
 from octavo.wire.serve import report_to_wire, submission_from_wire
 from worker.engine import Engine
 from worker.outbox import Outbox
+
+log = logging.getLogger("octavo.worker")
 
 SERVICE_NAME = v1.DESCRIPTOR.services_by_name["Worker"].full_name
 
@@ -26,6 +29,8 @@ class WorkerServicer(v1_grpc.WorkerServicer):
     ) -> AsyncGenerator[v1.ServeReply]:
         """One gateway's stream, one reply a step. Its end, whoever ends it, cancels the gateway's requests."""
         outbox = self._engine.open_outbox()
+        gateway = {"gateway": context.peer()}
+        log.info("gateway_joined", extra=gateway)
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         try:
             async with contextlib.aclosing(outbox.reports()) as reports:
@@ -34,6 +39,7 @@ class WorkerServicer(v1_grpc.WorkerServicer):
         finally:
             reader.cancel()
             self._engine.close_outbox(outbox)
+            log.info("gateway_left", extra=gateway)
 
     async def _read(self, requests: AsyncIterator[v1.ServeRequest], outbox: Outbox) -> None:
         """Take the gateway's messages until it ends the stream or breaks its rules."""

@@ -6,6 +6,7 @@ must be the beginning of the right answer.
 """
 
 import asyncio
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -73,6 +74,13 @@ def follow_up(request: Generation, answer: Answer) -> Generation:
         return replace(request, prompt=ChatPrompt((*request.prompt.messages, *said)))
     middle = len(text) // 2
     return replace(request, stop=(text[middle : middle + 5],))
+
+
+def rehearse() -> None:
+    """Let plain transformers say what it has to say before a fleet runs: it would hold up all else in this process."""
+    for request in itertools.chain(*requests_of_the_load()):
+        if isinstance(request.prompt, TokenPrompt) and request.temperature == 0:
+            greedy(request.prompt.ids, request.max_tokens or 0)
 
 
 async def learn(client: AsyncClient, timeout_seconds: float) -> list[tuple[Generation, Answer]]:
