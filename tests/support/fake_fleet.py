@@ -38,7 +38,7 @@ from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
 from octavo.wire.fleet import fleet_to_wire
 from octavo.wire.serve import report_to_wire, submission_from_wire
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """How long a test waits for what must happen before it fails."""
 
 

@@ -247,7 +247,7 @@ def announced_port(line: str) -> int | None:
 
 
 async def until(condition: Callable[[], Awaitable[Any]]) -> None:
-    """Return when the condition (a coroutine function) holds; fails after 10 seconds."""
-    async with asyncio.timeout(10):
+    """Return when the condition (a coroutine function) holds; fails after a minute."""
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110  # Redis tells nobody that a key has changed
             await asyncio.sleep(0.005)

@@ -18,7 +18,7 @@ from octavo.records import WorkerLoad
 from octavo.status import RETRY_AFTER_KEY, error_from
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2 as v1
-from tests.support.fake_fleet import FakeFleet, fake_fleet
+from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
 from tests.support.tenants import write_tenants
 
@@ -35,7 +35,7 @@ async def fleet() -> AsyncGenerator[FakeFleet]:
 
 
 async def until_load(front: Gateway, *, running: int, waiting: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (front.dispatcher.running, front.dispatcher.waiting) != (running, waiting):
             await front.load()
 
