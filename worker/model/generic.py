@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from worker.kernels import Attend, Option, Options, options_of, reference
+from worker.kernels import Attend, AttendStep, Option, Options, options_of, prepare, reference
 from worker.kv_pool import KVPool, PoolShape
 from worker.model.batch import Batch
 
@@ -123,12 +123,14 @@ def _run(model: PreTrainedModel, step: "_Step") -> torch.Tensor:
 class _Step:
     """What one forward pass hands to the attention of every layer."""
 
-    __slots__ = ("_attend", "_pool", "asked", "batch")
+    __slots__ = ("_attend", "_pool", "_prepared", "asked", "batch")
 
     def __init__(self, batch: Batch, pool: KVPool, attend: Attend) -> None:
         self.batch = batch
         self._pool = pool
         self._attend = attend
+        self._prepared: dict[object, AttendStep] = {}
+        """By what layers have in common."""
         self.asked: list[tuple[int, Options]] = []
         """Layers that attended, in order, and with what."""
 
@@ -140,9 +142,11 @@ class _Step:
         options["shared"] = batch.shared
         self.asked.append((layer, options))
         self._pool.write(layer, k, v, batch.slots)
-        pools = self._pool.layer(layer)
-        plan = (batch.tables, batch.lengths, batch.query_starts)
-        return self._attend(q, *pools, *plan, scale, **options)
+        like = (q.shape, q.stride(), scale, options.get("window"), options.get("soft_cap"))
+        if like not in self._prepared or "sinks" in options:  # sinks are a layer's own
+            plan = (batch.tables, batch.lengths, batch.query_starts)
+            self._prepared[like] = prepare(self._attend, self._pool.planes, *plan, scale, q_like=q, **options)
+        return self._prepared[like](layer, q)
 
 
 def _paged_attention(  # noqa: PLR0913 - the signature is transformers'
