@@ -9,6 +9,7 @@ place where its tokens are, and what the next worker is asked for is computed fr
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import asdict
 from functools import partial
 
 from gateway.core.carrying import Losses, remaining
@@ -69,6 +70,8 @@ class Journey:
         self._visits = 0
         self._stood_still = 0.0
         """Seconds without a worker since the last token, or the last loss."""
+        self._predicted_tokens: int | None = None
+        """Of the prompt, expected at the worker that was the first to compute it."""
         self._first_token: float | None = None
 
     @property
@@ -96,7 +99,9 @@ class Journey:
                 while not self._transcript.finished:
                     for event in await self._hear(visit):
                         yield event
-                yield self._usage(visit)
+                usage = self._usage(visit)
+                log.debug("request_ended", extra={"request": self._job.request_id, **asdict(usage)})
+                yield usage
                 return
             except (WorkerLost, Draining) as error:
                 failure = error
@@ -151,6 +156,8 @@ class Journey:
         """The events of the next report."""
         report = await self._next_report(visit)
         for done in report.prefilled:
+            if self._predicted_tokens is None:
+                self._predicted_tokens = visit.candidate.cached_tokens
             self._shared.placement.prefilled(visit, done.cached_tokens)
         if report.tokens:
             self._progressed()
@@ -185,6 +192,7 @@ class Journey:
         return Usage(
             prompt_tokens=job.prompt_tokens,
             cached_tokens=self._transcript.cached_tokens,
+            predicted_cached_tokens=self._predicted_tokens or 0,
             output_tokens=self._transcript.output_tokens,
             worker_id=visit.worker.worker_id,
             carried_over=self._visits - 1,

@@ -233,6 +233,7 @@ def event_to_wire(event: Event) -> gateway_v1.GenerateReply:
                     time_to_first_token_seconds=event.time_to_first_token_seconds,
                     total_seconds=event.total_seconds,
                     carried_over=event.carried_over,
+                    predicted_cached_tokens=event.predicted_cached_tokens,
                 )
             )
 

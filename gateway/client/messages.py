@@ -225,6 +225,7 @@ def event_from_wire(reply: gateway_v1.GenerateReply) -> Event:
                 time_to_first_token_seconds=reply.usage.time_to_first_token_seconds,
                 total_seconds=reply.usage.total_seconds,
                 carried_over=reply.usage.carried_over,
+                predicted_cached_tokens=reply.usage.predicted_cached_tokens,
             )
         case None:
             raise ValueError("the gateway sent a reply of a kind that this client does not know")

@@ -61,7 +61,9 @@ class Usage:
     prompt_tokens: int
     """Counted once, whatever the number of samples."""
     cached_tokens: int
-    """Of the prompt, not computed for this request."""
+    """Of the prompt, not computed for this request, as the first worker that had it reported."""
+    predicted_cached_tokens: int = 0
+    """Of the prompt, what that worker was expected to hold: whole blocks."""
     output_tokens: int
     """Of all samples."""
     worker_id: WorkerId

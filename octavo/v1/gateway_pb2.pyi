@@ -544,7 +544,7 @@ class Usage(_message.Message):
     carried_over: _builtins.int
     """how often the request went on at another worker, since its own was lost or left"""
     predicted_cached_tokens: _builtins.int
-    """of the prompt, what its first worker was expected to hold, in whole blocks"""
+    """of the prompt, expected where `cached_tokens` were found; whole blocks"""
     def __init__(
         self,
         *,

@@ -1,10 +1,12 @@
 """What a client gets for a request, through a real gateway and workers that answer a prompt with the prompt."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -160,7 +162,10 @@ async def test_many_requests_at_once_each_get_their_own_words(front: Gateway) ->
 # ---- routing -------------------------------------------------------------------------------------------------
 
 
-async def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhere(front: Gateway) -> None:
+async def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_elsewhere(
+    front: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "octavo.gateway")
     system = tuple(5 + at % 300 for at in range(512))
     answers = [
         await front.client.complete(Generation(prompt=TokenPrompt((*system, 10 + at, 11, 12)), max_tokens=2))
@@ -170,6 +175,9 @@ async def test_prompts_behind_one_prefix_follow_its_holder_and_a_stranger_goes_e
 
     holder = answers[0].usage.worker_id
     assert [answer.usage.cached_tokens for answer in answers] == [0, *[512] * 5]
+    assert [answer.usage.predicted_cached_tokens for answer in answers] == [0, *[512] * 5]
+    ended: list[Any] = [record for record in caplog.records if record.getMessage() == "request_ended"]
+    assert [(one.predicted_cached_tokens, one.cached_tokens) for one in ended] == [(0, 0), *[(512, 512)] * 5, (0, 0)]
     assert {answer.usage.worker_id for answer in answers} == {holder}
     assert stranger.usage.worker_id != holder
     load = await front.load()
@@ -291,6 +299,7 @@ async def test_what_a_worker_held_before_it_was_replaced_is_dropped_computed_aga
             assert isinstance(started, Started)
             assert isinstance(usage, Usage)
             assert (started.predicted_cached_tokens, usage.cached_tokens) == (credited, credited)
+            assert usage.predicted_cached_tokens == credited
             text = [token for delta in deltas if isinstance(delta, Delta) for token in delta.token_ids]
             assert tuple(text) == before.samples[0].token_ids
             [told] = [

@@ -74,6 +74,8 @@ events = st.one_of(
         Usage,
         prompt_tokens=counts,
         cached_tokens=counts,
+        predicted_cached_tokens=counts,
+        carried_over=counts,
         output_tokens=counts,
         worker_id=words.map(WorkerId),
         time_to_first_token_seconds=seconds,
