@@ -1,6 +1,7 @@
 """From the dispatcher's events to an answer, streamed or whole."""
 
 from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from gateway.http_door import replies
 from gateway.http_door.errors import problem_of
 from gateway.http_door.forms import Draft, Form, Head, Part, ReadPrompt
 from octavo.errors import OctavoError
+from octavo.records import FinishReason
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -59,6 +61,21 @@ async def whole(events: AsyncIterable[tuple[int, Event]], form: Form, head: Head
             case Usage():
                 bill.add(event)
     return form.whole(head, prompts, drafts, bill.told())
+
+
+async def prompts_alone(events: AsyncGenerator[tuple[int, Event]]) -> AsyncGenerator[tuple[int, Event]]:
+    """The same without what was generated; closing this closes `events`."""
+    async with aclosing(events):
+        async for prompt, event in events:
+            match event:
+                case Delta():
+                    pass
+                case Finished():
+                    yield prompt, replace(event, reason=FinishReason.LENGTH)
+                case Usage():
+                    yield prompt, replace(event, output_tokens=0)
+                case _:
+                    yield prompt, event
 
 
 class Stream:

@@ -20,6 +20,9 @@ from octavo.errors import OctavoError
 BODY_SECONDS = 30.0
 """For a request's body to arrive in."""
 
+_SHOWN_CHARACTERS = 60
+"""Of a header."""
+
 _CLIENT_LEFT = 499
 """nginx's number for it; nobody reads the answer."""
 
@@ -75,9 +78,19 @@ class TenantsRoute(APIRoute):
 
         async def identify_and_handle(request: Request) -> Response:
             request.state.account = request.app.state.tenancy.account(request.headers.items())
+            if request.method == "POST":
+                _require_json(request)
             return await handle(StrictRequest(request.scope, request.receive))
 
         return identify_and_handle
+
+
+def _require_json(request: Request) -> None:
+    """Raises HTTPException 415 for a body that is said to be something else, as curl says it by itself."""
+    sent = request.headers.get("content-type")
+    if sent is None or sent.partition(";")[0].strip().lower() != "application/json":
+        found = "absent" if sent is None else repr(sent[:_SHOWN_CHARACTERS])
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"content-type: {found}, wanted application/json")
 
 
 def told(problem: Problem) -> JSONResponse:

@@ -21,8 +21,8 @@ from pydantic_core import CoreSchema, core_schema
 
 Int32 = Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 32) - 1)]
-TokenIdKey = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
-"""JSON has no keys but text."""
+TokenIdKey = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
+"""JSON has no keys but text. Without leading zeros: "5" and "05" would name one token twice."""
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
 
 

@@ -186,7 +186,7 @@ class CompletionRequest(GenerationFields):
     ]
     """Text, token ids, or a list of either."""
     echo: bool | None = None
-    """Each choice's text, and its logprobs, begin with its prompt."""
+    """Each choice's text, and its logprobs, begin with its prompt; with `max_tokens` 0 that is all of it."""
     logprobs: Int32 | None = None
     """Of each token, and so many of the likeliest in its place."""
     suffix: Annotated[Any, Only("", why="this server writes no text before given text")] = None
@@ -200,13 +200,18 @@ class CompletionRequest(GenerationFields):
             token_ids=bool(self.return_token_ids),
         )
 
+    @property
+    def wants_prompt_alone(self) -> bool:
+        """Whether nothing is to be told but the prompt, as what scores texts asks it."""
+        return bool(self.echo) and self.max_tokens == 0
+
     def generations(self) -> list[Generation]:
-        """One a prompt."""
+        """One a prompt. Where the prompt alone is wanted, of one token that is not told: workers make at least one."""
         echoed = self.logprobs if self.echo else None
         return [
             self._generation(
                 TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
-                max_tokens=_or(self.max_tokens, COMPLETION_MAX_TOKENS),
+                max_tokens=1 if self.wants_prompt_alone else _or(self.max_tokens, COMPLETION_MAX_TOKENS),
                 logprobs=self.logprobs,
                 prompt_logprobs=echoed if self.prompt_logprobs is None else self.prompt_logprobs,
             )

@@ -19,7 +19,7 @@ from gateway.core.events import Event
 from gateway.core.request import Generation
 from gateway.dispatcher import Dispatcher
 from gateway.http_door import replies
-from gateway.http_door.answers import Stream, whole
+from gateway.http_door.answers import Stream, prompts_alone, whole
 from gateway.http_door.connection import EventStream, while_connected
 from gateway.http_door.entrance import TenantsRoute, guard, told
 from gateway.http_door.errors import ErrorReply, problem_of_status
@@ -167,20 +167,20 @@ class _Answering:
             extras=asked.extras,
             piece=tokenizer.piece,
         )
-        return await self._answer(request, asked, asked.generations(), form)
+        events = self._events(asked.generations(), asked.timeout_seconds, request.state.account)
+        return await self._answer(request, asked, prompts_alone(events) if asked.wants_prompt_alone else events, form)
 
     async def chat(self, asked: ChatRequest, request: Request) -> Response:
         """The assistant's next turn; with `stream`, server-sent events."""
         tokenizer = self._dispatcher.served(asked.model).tokenizer
         tool_form = tokenizer.tool_form if asked.may_call else None
         form = ChatForm(tool_form=tool_form, extras=asked.extras, piece=tokenizer.piece)
-        return await self._answer(request, asked, [asked.generation()], form)
+        events = self._events([asked.generation()], asked.timeout_seconds, request.state.account)
+        return await self._answer(request, asked, events, form)
 
     async def _answer(
-        self, request: Request, asked: GenerationFields, generations: Sequence[Generation], form: Form
+        self, request: Request, asked: GenerationFields, events: AsyncGenerator[tuple[int, Event]], form: Form
     ) -> Response:
-        account: Account = request.state.account
-        events = self._events(generations, asked.timeout_seconds, account)
         model = self._dispatcher.served(asked.model).name
         head = Head(id=f"{form.prefix}-{request.state.request_id}", created=int(time.time()), model=model)
         if not asked.stream:

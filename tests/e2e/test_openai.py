@@ -113,15 +113,19 @@ def test_logprobs_tell_why_greedy_text_is_what_it_is(client: OpenAI) -> None:
         ).choices[0]
         for _ in range(2)
     )
+    alone = client.completions.create(model="smollm2", prompt=prompt, max_tokens=0, logprobs=2, echo=True).choices[0]
     chat = client.chat.completions.create(
         model="smollm2", messages=CHAT, max_tokens=3, temperature=0, logprobs=True, top_logprobs=2
     ).choices[0]
 
+    scored: Any = alone.logprobs
     told: Any = echoed.logprobs
     warm: Any = again.logprobs
     assert warm.tokens == told.tokens
     assert warm.token_logprobs[1:] == pytest.approx(told.token_logprobs[1:], abs=1e-4)
     assert "".join(told.tokens) == echoed.text
+    assert (alone.text, scored.tokens) == (prompt, told.tokens[:-3])
+    assert scored.token_logprobs[1:] == pytest.approx(told.token_logprobs[1:-3], abs=1e-4)
     assert echoed.text.startswith(prompt)
     assert told.token_logprobs[0] is None
     for logprob, top in zip(told.token_logprobs[-3:], told.top_logprobs[-3:], strict=True):

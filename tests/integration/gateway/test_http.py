@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import get_type_hints
 
 from gateway.bounds import Bounds
+from gateway.core.request import Generation, TextPrompt
 from gateway.http_door.requests import ChatRequest, CompletionRequest
 from gateway.tenancy import Tenancy
 from octavo.errors import PoolExhausted
@@ -163,6 +164,26 @@ async def test_token_ids_go_in_and_come_out(client: AsyncOpenAI, http: httpx2.As
     assert [token for part in parts for token in part.get("token_ids", [])] == [5, 6, 7, 5]
 
 
+async def test_an_echo_of_no_tokens_is_the_prompt_alone_streamed_or_not(
+    client: AsyncOpenAI, http: httpx2.AsyncClient, front: Gateway
+) -> None:
+    """S49, its form: what scores texts asks for a prompt's logprobs and no output. The fake workers have none."""
+    body = {"prompt": [TEXT, "hello"], "max_tokens": 0, "echo": True, "n": 2, "return_token_ids": True}
+    whole = (await http.post("/v1/completions", json=body)).json()
+    stream = await client.completions.create(
+        model="words", prompt=[TEXT, "hello"], max_tokens=0, echo=True, n=2, stream=True
+    )
+    parts = [chunk.choices[0] async for chunk in stream]
+
+    assert [choice["text"] for choice in whole["choices"]] == [TEXT, TEXT, "hello", "hello"]
+    assert all((choice["token_ids"], choice["finish_reason"]) == ([], "length") for choice in whole["choices"])
+    assert whole["usage"]["completion_tokens"] == 0
+    assert whole["usage"]["total_tokens"] == whole["usage"]["prompt_tokens"] > 0
+    told = {at: "".join(part.text for part in parts if part.index == at) for at in range(4)}
+    assert told == {0: TEXT, 1: TEXT, 2: "hello", 3: "hello"}
+    assert front.at_rest()
+
+
 async def test_a_stop_string_ends_a_choice_and_is_not_part_of_it(client: AsyncOpenAI) -> None:
     answer = await client.completions.create(model="words", prompt=TEXT, max_tokens=100, stop=" brown")
 
@@ -307,6 +328,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     ),
     "a bias out of range": ("completions", {"prompt": "x", "logit_bias": {"7": 101}}, 400, "logit_bias[7]", "100"),
     "a bias of no token": ("completions", {"prompt": "x", "logit_bias": {"x": 1}}, 400, "logit_bias.x", "pattern"),
+    "a bias with leading zeros": (
+        "completions",
+        {"prompt": "x", "logit_bias": {"5": 1, "05": 2}},
+        400,
+        "logit_bias",
+        "pattern",
+    ),
     "a best of too few": (
         "completions",
         {"prompt": "x", "n": 3, "best_of": 2},
@@ -407,6 +435,34 @@ async def test_a_body_that_is_no_json_object_is_refused(body: bytes, http: httpx
 
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("body: ")
+
+
+@pytest.mark.parametrize("sent", ["application/x-www-form-urlencoded", "text/plain", None])
+async def test_a_body_that_is_not_said_to_be_json_is_refused_by_its_header(
+    sent: str | None, http: httpx2.AsyncClient
+) -> None:
+    headers = {} if sent is None else {"content-type": sent}
+    answer = await http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+
+    assert answer.status_code == 415
+    found = "absent" if sent is None else repr(sent)
+    assert answer.json()["error"]["message"] == f"content-type: {found}, wanted application/json"
+
+
+@pytest.mark.parametrize("sent", ["application/json; charset=utf-8", "Application/JSON"])
+async def test_json_is_json_however_it_is_written(sent: str, http: httpx2.AsyncClient) -> None:
+    answer = await http.post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": sent})
+    assert answer.status_code == 200
+
+
+async def test_a_temperature_that_openai_would_refuse_is_served_at_both_doors(
+    http: httpx2.AsyncClient, front: Gateway, fleet: FakeFleet
+) -> None:
+    answer = await http.post("/v1/completions", json={"prompt": "x", "temperature": 2.5, "max_tokens": 1})
+    await front.client.complete(Generation(prompt=TextPrompt("x"), temperature=2.5, max_tokens=1))
+
+    assert answer.status_code == 200
+    assert [sent.sampling.temperature for sent in fleet.workers[0].submissions] == [2.5, 2.5]
 
 
 async def test_paths_and_methods_that_are_not_there_are_refused_alike(http: httpx2.AsyncClient) -> None:
