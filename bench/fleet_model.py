@@ -3,8 +3,8 @@
 A worker computes prompts one after another, oldest first, at a rate that falls with the positions that decode beside
 it; then the request holds its blocks while its tokens come at a fixed pace. A prompt that finds too few
 blocks waits at the head of the queue until a request has ended. Reports reach the gateway as they do through a cache
-manager: a tenth of a second apart, with the whole prompts of all who wait. What is published is in the prefix index at
-once.
+manager: a tenth of a second apart, with the whole prompts of all who wait. The blocks of a prompt are in the prefix
+index when it has been computed.
 
 In the books and in the gateway a token stands for a block of the trace; rates are in tokens.
 """
@@ -99,9 +99,10 @@ class _Worker:
     requests: int = 0
     prefilled_blocks: int = 0
     report_due: bool = False
-
     queued_blocks: int = 0
     """Of those in the queue."""
+    unpublished: list[BlockHash] = field(default_factory=list[BlockHash])
+    """Of the prompt that is being computed."""
 
     def load(self, now: float, blocks_per_second: float) -> WorkerLoad:
         queued = self.queued_blocks
@@ -135,9 +136,19 @@ class ModelledFleet:
     """Plays one trace with one policy."""
 
     def __init__(
-        self, workers: int, blocks_per_worker: int, rates: Rates, block_tokens: int, *, shared: bool = False
+        self,
+        workers: int,
+        blocks_per_worker: int,
+        rates: Rates,
+        block_tokens: int,
+        *,
+        shared: bool = False,
+        last_joins_at: float = 0.0,
     ) -> None:
-        """Workers with a pool each, or, if `shared`, one pool of the same total that all of them reach: the bound."""
+        """Workers with a pool each, or, if `shared`, one pool of the same total that all of them reach: the bound.
+
+        The last of them joins the others after so many seconds.
+        """
         pools = [open_books(blocks_per_worker * workers)] * workers if shared else []
         pools = pools or [open_books(blocks_per_worker) for _ in range(workers)]
         index: set[BlockHash] = set()
@@ -159,11 +170,14 @@ class ModelledFleet:
         self._rates = rates
         self._block_tokens = block_tokens
         self._fleet = Fleet()
-        self._fleet.apply(FleetUpdate(workers=tuple(one.info for one in self._workers), snapshot=True), 0.0, "m")
         self._names = [one.info.worker_id for one in self._workers]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []
+        """In the order of their arrival."""
+        for worker in self._workers[:-1]:
+            self._join(worker, 0.0)
+        self._at(last_joins_at, lambda now: self._join(self._workers[-1], now))
 
     def play(self, arrivals: Sequence[Arrival], stretch: float, policy: Policy, seed: int) -> Outcome:
         """Send the arrivals, `stretch` times as far apart as they came, where `policy` says."""
@@ -175,6 +189,9 @@ class ModelledFleet:
         while self._events:
             self._next_event()
         return self._outcome()
+
+    def _join(self, worker: _Worker, now: float) -> None:
+        self._fleet.apply(FleetUpdate(workers=(worker.info,)), now, "m")
 
     def _next_event(self) -> None:
         now, _, happen = heapq.heappop(self._events)
@@ -191,10 +208,11 @@ class ModelledFleet:
         indexed = {name: held for name, held in self._indexed(blocks[:-1]) if held}
         hits = self._fleet.hits(prompt, indexed)
         work = Work(prompt=tuple(job.prompt), output_tokens=job.output_blocks)
-        job.worker = policy(View(work, standings, hits, [one.requests for one in self._workers]), draw)
+        requests = [one.requests for one in self._workers[: len(standings)]]
+        job.worker = policy(View(work, standings, hits, requests), draw)
         worker = self._workers[job.worker]
         hit = hits.get(worker.info.worker_id, Hit(0))
-        job.predicted = min(hit.cached_tokens + hit.coming_tokens, len(job.prompt) - 1)
+        job.predicted = min(hit.tokens, len(job.prompt) - 1)
         job.reservation = self._fleet.reserve(
             worker.info,
             prompt_tokens=len(job.prompt),
@@ -202,7 +220,7 @@ class ModelledFleet:
             output_tokens=job.output_blocks,
             blocks=blocks,
         )
-        self._jobs.append(job)
+        self.jobs.append(job)
         worker.queue.append(job)
         worker.queued_blocks += len(job.prompt)
         worker.requests += 1
@@ -244,12 +262,14 @@ class ModelledFleet:
         slowed = 1 + worker.held * self._block_tokens / self._rates.half_speed_positions
         worker.until = now + tokens * slowed / self._rates.prefill
         worker.ledger.commit(sequence, rest)
-        self._publish(worker)
+        self._take_changes(worker)
         self._at(worker.until, lambda then: self._computed(worker, job, then))
 
     def _computed(self, worker: _Worker, job: Job, now: float) -> None:
         job.done = now
         worker.prefilling = None
+        worker.index.update(worker.unpublished)
+        worker.unpublished.clear()
         worker.held += len(job.prompt) + job.output_blocks
         assert job.reservation is not None
         self._fleet.prefilled(job.reservation)
@@ -259,7 +279,7 @@ class ModelledFleet:
 
     def _ended(self, worker: _Worker, job: Job, now: float) -> None:
         worker.ledger.free(SequenceId(job.number))
-        self._publish(worker)
+        self._take_changes(worker)
         worker.held -= len(job.prompt) + job.output_blocks
         worker.requests -= 1
         assert job.reservation is not None
@@ -267,10 +287,10 @@ class ModelledFleet:
         self._changed(worker, now)
         self._compute(worker, now)
 
-    def _publish(self, worker: _Worker) -> None:
+    def _take_changes(self, worker: _Worker) -> None:
         for change in worker.ledger.take_changes():
             if isinstance(change, Published):
-                worker.index.update(change.hashes)
+                worker.unpublished += change.hashes
             elif isinstance(change, Evicted):
                 worker.index.difference_update(change.hashes)
 
@@ -296,13 +316,13 @@ class ModelledFleet:
             self._changed(worker, now)
 
     def _outcome(self) -> Outcome:
-        blocks = sum(len(job.prompt) - 1 for job in self._jobs)
-        waits = sorted(job.done - job.now for job in self._jobs)
+        blocks = sum(len(job.prompt) - 1 for job in self.jobs)
+        waits = sorted(job.done - job.now for job in self.jobs)
         computed = [worker.prefilled_blocks for worker in self._workers]
         return Outcome(
-            hit_percent=100 * sum(job.found for job in self._jobs) / blocks,
+            hit_percent=100 * sum(job.found for job in self.jobs) / blocks,
             prefill_imbalance=max(computed) * len(computed) / max(1, sum(computed)),
             ttft_p50=waits[len(waits) // 2],
             ttft_p95=waits[len(waits) * 95 // 100],
-            prediction_error_percent=100 * sum(abs(job.predicted - job.found) for job in self._jobs) / blocks,
+            prediction_error_percent=100 * sum(abs(job.predicted - job.found) for job in self.jobs) / blocks,
         )

@@ -2,6 +2,8 @@
 
     python -m bench.routing [--quick] [--busy 0.7] [--prefill 8000] [--decode 40] [--plot out.png]
     python -m bench.routing --trace requests.jsonl.gz --block-tokens 512
+    python -m bench.routing --half 2            # or 1: of each trace, as a trace of its own
+    python -m bench.routing --sensitivity       # the rule with each of its shares halved and doubled, nothing else
 
 Replays traces through the real gateway core and real books of 8 workers that only take time (bench/fleet_model.py),
 with 25 % and 100 % of the trace's working set in the fleet: the blocks with which plain LRU finds 95 % of what could be
@@ -25,14 +27,14 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from bench.eviction import replay
 from bench.fleet_model import ModelledFleet, Outcome, Rates
 from bench.replay import TRACES, Prompt, Timed, open_books, timed, timed_file
-from bench.routing_rivals import policies
+from bench.routing_rivals import policies, variants
 from octavo.ids import SequenceId
 
 WORKERS = 8
@@ -66,7 +68,7 @@ class Setting:
         fleet = ModelledFleet(
             WORKERS, self.blocks_per_worker, self.rates, self.trace.block_tokens, shared=name == BOUND
         )
-        return fleet.play(self.trace.arrivals, self.stretch, policies()[name](), SEED)
+        return fleet.play(self.trace.arrivals, self.stretch, (policies() | variants())[name](), SEED)
 
 
 def cut(trace: Timed, most_blocks: int) -> Timed:
@@ -74,6 +76,16 @@ def cut(trace: Timed, most_blocks: int) -> Timed:
     ends = itertools.accumulate(len(arrival.prompt) for arrival in trace.arrivals)
     count = sum(end <= most_blocks for end in ends)
     return Timed(trace.name, trace.block_tokens, trace.arrivals[: max(2, count)])
+
+
+def half_of(trace: Timed, number: int) -> Timed:
+    """The first (1) or second (2) half of the requests."""
+    middle = len(trace.arrivals) // 2
+    arrivals = trace.arrivals[:middle] if number == 1 else trace.arrivals[middle:]
+    begins = arrivals[0].at
+    return Timed(
+        f"{trace.name}_half{number}", trace.block_tokens, [replace(each, at=each.at - begins) for each in arrivals]
+    )
 
 
 def working_set(prompts: Sequence[Prompt]) -> int:
@@ -139,14 +151,18 @@ class Played(Protocol):
         ...
 
 
-def report(traces: Sequence[Timed], rates: Rates, busy: float, played: Played) -> Iterator[Line]:
+def report(
+    traces: Sequence[Timed], rates: Rates, busy: float, played: Played, *, sensitivity: bool = False
+) -> Iterator[Line]:
     """One object a figure."""
+    names = [OWN, *variants()] if sensitivity else [*policies()]
     for trace in traces:
         for share in SHARES:
             place = setting(trace, share, rates, busy)
-            outcomes = dict(zip(policies(), played(place.play, policies()), strict=True))
+            outcomes = dict(zip(names, played(place.play, names), strict=True))
             yield from (_line(place, name, outcome) for name, outcome in outcomes.items())
-            yield from _compared(place, outcomes)
+            if not sensitivity:
+                yield from _compared(place, outcomes)
 
 
 def _line(place: Setting, policy: str, outcome: Outcome) -> Line:
@@ -219,6 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prefill", type=float, default=Rates().prefill, help="prompt tokens a second and worker")
     parser.add_argument("--decode", type=float, default=Rates().decode, help="tokens a second and request")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="policies played at once")
+    parser.add_argument("--half", type=int, choices=(1, 2), help="of each trace")
+    parser.add_argument("--sensitivity", action="store_true", help="the rule alone, with other shares")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw hits against waits (PNG)")
     given = parser.parse_args(arguments)
     most = QUICK_BLOCKS if given.quick else MAX_BLOCKS
@@ -226,10 +244,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traces = [cut(timed_file(given.trace, given.block_tokens), most)]
     else:
         traces = [cut(timed(name), most) for name in ([given.only] if given.only else TRACES)]
+    if given.half is not None:
+        traces = [half_of(trace, given.half) for trace in traces]
     lines: list[Line] = []
+    rates = Rates(prefill=given.prefill, decode=given.decode)
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as processes:
         played: Played = map if given.processes == 1 else processes.map
-        for line in report(traces, Rates(prefill=given.prefill, decode=given.decode), given.busy, played):
+        for line in report(traces, rates, given.busy, played, sensitivity=given.sensitivity):
             print(json.dumps(line), flush=True)
             lines.append(line)
     if given.plot is not None:

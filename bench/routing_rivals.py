@@ -4,18 +4,19 @@ All of them see the same figures: what each worker holds of the prompt, what was
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 from bench.fleet_model import Policy, View
 from gateway.core.in_flight import Hit
-from gateway.core.routing import choose
+from gateway.core.routing import SHARES, Shares, choose
 
 _NO_HIT = Hit(0)
 
 
-def octavo(view: View, draw: Callable[[], float]) -> int:
+def octavo(view: View, draw: Callable[[], float], shares: Shares = SHARES) -> int:
     """gateway.core.routing."""
-    return view.standings.index(choose(view.work, view.standings, view.hits, draw).chosen.standing)
+    return view.standings.index(choose(view.work, view.standings, view.hits, draw, shares).chosen.standing)
 
 
 class RoundRobin:
@@ -91,9 +92,19 @@ def policies() -> dict[str, Callable[[], Policy]]:
     }
 
 
+def variants() -> dict[str, Callable[[], Policy]]:
+    """Octavo's own with each of its shares halved and doubled."""
+    shares = {
+        f"{field.name}_x{factor:g}": replace(SHARES, **{field.name: factor * getattr(SHARES, field.name)})
+        for field in fields(Shares)
+        for factor in (0.5, 2)
+    }
+    return {name: lambda these=these: partial(octavo, shares=these) for name, these in shares.items()}
+
+
 def _reused(view: View) -> list[int]:
     hits = [view.hits.get(standing.info.worker_id, _NO_HIT) for standing in view.standings]
-    return [min(hit.cached_tokens + hit.coming_tokens, len(view.work.prompt) - 1) for hit in hits]
+    return [min(hit.tokens, len(view.work.prompt) - 1) for hit in hits]
 
 
 def _least(costs: list[float] | list[int] | list[tuple[int, int]], draw: Callable[[], float]) -> int:

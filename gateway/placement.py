@@ -131,7 +131,7 @@ class Placement:
         if any(tokens <= 0 for _, tokens in lacking):
             return True
         hits = self._fleet.hits(prompt, {})
-        shared = {worker: hit.cached_tokens + hit.coming_tokens for worker, hit in hits.items()}
+        shared = {worker: hit.tokens for worker, hit in hits.items()}
         return any(tokens <= shared.get(standing.info.worker_id, 0) for standing, tokens in lacking)
 
     def prefilled(self, visit: Visit, cached_tokens: int) -> None:

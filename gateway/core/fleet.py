@@ -26,7 +26,7 @@ dropped (`credited`).
 Invariant: a reservation exists from `reserve` to `release`, whatever becomes of its worker.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NewType
@@ -120,9 +120,9 @@ class _Member:
             self.since.ended += reservation.new_positions
         self.since.cached += reservation.new_positions
 
-    def sent(self) -> Iterator[Sent]:
+    def sent(self) -> list[Sent]:
         """The prompts that this gateway has there."""
-        return (Sent(reservation.blocks, reservation.computed) for reservation in self.reservations.values())
+        return [Sent(reservation.blocks, reservation.computed) for reservation in self.reservations.values()]
 
     def standing(self) -> Standing:
         block_size, load = self.info.pool.block_size, self.info.load

@@ -7,7 +7,7 @@ beside the index for a few seconds.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
@@ -26,6 +26,13 @@ class Hit:
     """Computed already."""
     coming_tokens: int = 0
     """Behind those: still to be computed, but for a prompt that was sent there before."""
+    sharers: int = 0
+    """Prompts that this gateway has there and that begin with all of it."""
+
+    @property
+    def tokens(self) -> int:
+        """That it covers when the prompt's turn comes."""
+        return self.cached_tokens + self.coming_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class PromptBlocks:
             self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, size, self._scope.seam(size)))
         return self._chains[root]
 
-    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Iterable[Sent], claimed_tokens: int = 0) -> Hit:
+    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Sequence[Sent], claimed_tokens: int = 0) -> Hit:
         """What this prompt will find at a worker.
 
         Args:
@@ -69,7 +76,13 @@ class PromptBlocks:
                 computed = _reach(wanted, prompt.blocks, computed)
             reached = _reach(wanted, prompt.blocks, reached)
         reached = max(reached, computed, claimed_tokens // block_size)
-        return Hit(computed * block_size, (reached - computed) * block_size)
+        sharers = sum(_agree(wanted, prompt.blocks, reached) for prompt in sent) if reached else 0
+        return Hit(computed * block_size, (reached - computed) * block_size, sharers)
+
+
+def _agree(wanted: Blocks, other: Blocks, count: int) -> bool:
+    """Whether the first `count` blocks, at least one and no more than are wanted, are the same."""
+    return len(other) >= count and wanted[count - 1] == other[count - 1]
 
 
 def _reach(wanted: Blocks, other: Blocks, known: int) -> int:

@@ -2,23 +2,26 @@
 
     cost = prefill    prompt tokens to compute there (what no hit covers)
          + queued     prompt tokens queued there before it (but for its own, which it would wait for anywhere)
-         + others     (REMEMBERED_SHARE x occupied + prompts that wait, per worker) x what is computed in vain
-         + decode     DECODE_SHARE x positions held there (every one is read again in every step)
-         + memory     positions that do not fit, and EVICTION_SHARE x those that will push something out
+         + others     (Shares.remembered x remembered + prompts that wait, per worker) x what is computed in vain
+         + decode     Shares.positions x positions held there (every one is read again in every step)
+         + memory     positions that do not fit, and Shares.positions x those that will push something out
 
 The first two are the request's own wait. `others` is what it costs everybody else to compute what the best holder has:
-the blocks push out others that would have been found, and whoever waits in the fleet waits so much longer. So a prompt
-stays with its holder while that costs a moderate wait; in a fleet where many wait it stays at nearly any price, for
-there to compute twice is what makes them wait; and where nobody holds anything, only the queues count. What a hit saves
-counts by the part that it is of all there is to save: a small part is a head that many prompts have in common and every
-worker soon holds, a large one is the prompt's own conversation.
+the blocks push out others that would have been found, by the part of the pool that is `remembered`, and whoever waits
+in the fleet waits so much longer. So a prompt stays with its holder while that costs a moderate wait; in a fleet where
+many wait it stays at nearly any price, for there to compute twice is what makes them wait; and where nobody holds
+anything, only the queues count. What a hit saves counts by the part that it is of all there is to save: a small part is
+a head that many prompts have in common and every worker soon holds, a large one is the prompt's own conversation.
 
-A worker that has just come pushes nothing out: it is sent prompts that others hold as soon as their queues cost more
-than computing anew, and less readily as it fills up.
+What is computed anew is not in vain for those who ask for it, so it counts once for all of them: this prompt, and those
+on their way that begin with the same. A conversation, which nobody else asks for, stays where it is; a prefix that many
+ask for at once is computed by one more worker when its holders' queues cost about as much as that.
+
+A worker that has just come remembers nothing, so nothing is pushed out there: it is sent prompts that others hold as
+soon as their queues cost more than computing anew, and less readily as it fills up.
 
 One unit for all terms, because counting requests does not see long prompts. Ties break at random, or every gateway
 would send its first requests to the same worker. Pure: the random numbers are an argument.
-The shares were chosen on recorded traffic (bench/routing.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +33,6 @@ from gateway.core.in_flight import Hit
 from octavo.hashing import digest_of, token_bytes
 from octavo.ids import WorkerId
 
-REMEMBERED_SHARE = 16.0
-"""Of a token that is computed in a full pool: what it pushes out may be asked for again. From 12 on little changes."""
-DECODE_SHARE = 1 / 16
-"""Of a held position against a computed one; on recorded traffic it did better than counting them alike."""
-EVICTION_SHARE = 1 / 16
-"""Of a position that may be evicted for this request: it was worth something only if its prefix comes again."""
 FEW_WORKERS = 8
 """Up to so many workers, all of them are judged."""
 HOLDERS = 4
@@ -48,6 +45,19 @@ HOME_TOKENS = 16
 _NO_HIT = Hit(0)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What things count against a token that is computed. Chosen on recorded traffic (bench/routing.py)."""
+
+    remembered: float = 16.0
+    """A token that is computed in vain in a pool full of what may be asked for again, which it pushes out."""
+    positions: float = 1 / 16
+    """A position that is only held, or that makes room."""
+
+
+SHARES = Shares()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +79,8 @@ class Surroundings:
     """What it would compute at the worker that has least of it."""
     least_prefill: int
     """At the one that has most."""
+    askers: int
+    """Prompts that are on their way and begin with all that this one has, with this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +119,11 @@ class Choice:
 
 
 def choose(
-    work: Work, standings: Sequence[Standing], hits: Mapping[WorkerId, Hit], draw: Callable[[], float]
+    work: Work,
+    standings: Sequence[Standing],
+    hits: Mapping[WorkerId, Hit],
+    draw: Callable[[], float],
+    shares: Shares = SHARES,
 ) -> Choice:
     """The worker that serves `work` for the least.
 
@@ -117,6 +133,7 @@ def choose(
         hits: what a worker has or will have of the prompt; whoever is missing has nothing, and whoever is not among
             the standings is ignored.
         draw: random numbers in [0, 1).
+        shares: other ones than the chosen, to see what they do.
     """
     assert standings, "nobody to choose from"
     judged = [
@@ -124,31 +141,37 @@ def choose(
         for standing in _worth_judging(work, standings, hits, draw)
     ]
     prefills = [len(work.prompt) - _reused(work, hit) for _, hit in judged]
+    longest = max(hit.tokens for _, hit in judged)
     fleet = Surroundings(
         waiting_prompts=sum(standing.queued_prompts for standing in standings) / len(standings),
         most_prefill=max(prefills),
         least_prefill=min(prefills),
+        askers=1 + sum(hit.sharers for _, hit in judged if hit.tokens == longest),
     )
-    candidates = tuple(_judged(work, standing, hit, fleet) for standing, hit in judged)
+    candidates = tuple(
+        Candidate(standing=standing, cached_tokens=_reused(work, hit), cost=cost_of(work, standing, hit, fleet, shares))
+        for standing, hit in judged
+    )
     least = min(candidate.cost.total for candidate in candidates)
     cheapest = [candidate for candidate in candidates if candidate.cost.total == least]
     return Choice(_one_of(cheapest, draw), candidates)
 
 
-def cost_of(work: Work, standing: Standing, hit: Hit, fleet: Surroundings) -> Cost:
+def cost_of(work: Work, standing: Standing, hit: Hit, fleet: Surroundings, shares: Shares = SHARES) -> Cost:
     """What `work` costs at a worker that has so much of its prompt."""
     capacity = standing.info.pool.num_blocks * standing.info.pool.block_size
     prefill = len(work.prompt) - _reused(work, hit)
     wanted = prefill + work.output_tokens
     shortage = max(0, wanted + standing.held_tokens - capacity)
     occupied = min(1.0, (standing.held_tokens + standing.cached_tokens) / capacity)
-    per_token = REMEMBERED_SHARE * occupied + fleet.waiting_prompts
+    remembered = min(1.0, standing.cached_tokens / capacity)
+    per_token = shares.remembered * remembered + fleet.waiting_prompts
     return Cost(
         prefill_tokens=prefill,
         queued_tokens=max(0, standing.queued_tokens - hit.coming_tokens),
         others_tokens=per_token * _in_vain(prefill, fleet),
-        decode_tokens=DECODE_SHARE * standing.held_tokens,
-        memory_tokens=shortage + EVICTION_SHARE * occupied * wanted,
+        decode_tokens=shares.positions * standing.held_tokens,
+        memory_tokens=shortage + shares.positions * occupied * wanted,
     )
 
 
@@ -162,18 +185,14 @@ def home_of(prompt: Sequence[int], standings: Sequence[Standing]) -> Standing:
 
 
 def _in_vain(prefill: int, fleet: Surroundings) -> float:
-    """What is computed though the best holder has it; see above how savings count."""
+    """What is computed though the best holder has it, for each of those who ask; see above how savings count."""
     most = fleet.most_prefill
-    return ((most - fleet.least_prefill) ** 2 - (most - prefill) ** 2) / most
-
-
-def _judged(work: Work, standing: Standing, hit: Hit, fleet: Surroundings) -> Candidate:
-    return Candidate(standing=standing, cached_tokens=_reused(work, hit), cost=cost_of(work, standing, hit, fleet))
+    return ((most - fleet.least_prefill) ** 2 - (most - prefill) ** 2) / most / fleet.askers
 
 
 def _reused(work: Work, hit: Hit) -> int:
     """At least one token is left to compute."""
-    return min(hit.cached_tokens + hit.coming_tokens, len(work.prompt) - 1)
+    return min(hit.tokens, len(work.prompt) - 1)
 
 
 def _worth_judging(

@@ -1,18 +1,21 @@
 """Several gateways before one fleet: each of them routes by what waits there, whoever sent it.
 
-Real gateways, each with its own doors, a real cache manager, and real workers whose models are functions that take
-their steps when the test says so.
+Real gateways, each with its own doors; for most, a real cache manager, and real workers whose models are functions that
+take their steps when the test says so.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.core.request import Generation, TokenPrompt
 from octavo.ids import WorkerId
+from octavo.records import WorkerLoad
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
+from tests.support.fake_fleet import fake_fleet
 from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.gateway_service import Gateway, gateway, words_pool
 from tests.support.turnstile import Turnstile
@@ -65,6 +68,21 @@ async def until_reported(fronts: Sequence[Gateway], worker: str, *, prompts: int
 
     for front in fronts:
         await front.news.until(lambda front=front: told(front))
+
+
+async def test_unseen_prompts_go_past_an_overloaded_worker_with_a_small_pool(tmp_path: Path) -> None:
+    """S35: both workers answer at once, so what they report is all that speaks for one of them."""
+    async with fake_fleet() as fleet:
+        small = await fleet.add("small", words_pool(num_blocks=64))
+        await fleet.add("large", words_pool(num_blocks=4096))
+        overload = WorkerLoad(running_sequences=8, waiting_sequences=8, queued_prefill_tokens=900, held_blocks=60)
+        fleet.manager.tell(replace(small.info, load=overload))
+        async with gateway(fleet, tmp_path) as front:
+            await until_reported([front], "small", prompts=16, tokens=900)
+            answers = [await front.client.complete(request(at, SHORT)) for at in range(0, 300, 15)]
+
+    assert {answer.usage.worker_id for answer in answers} == {"large"}
+    assert {answer.usage.cached_tokens for answer in answers} == {0}
 
 
 async def test_each_of_four_gateways_sees_the_fleets_load_in_tokens_not_in_requests(tmp_path: Path) -> None:

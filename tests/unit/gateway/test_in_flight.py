@@ -28,15 +28,17 @@ def sent(tokens: int, *, computed: bool = False, salt: bytes = b"") -> Sent:
 
 
 def test_what_was_sent_and_is_not_computed_yet_is_coming() -> None:
-    assert hit(100, sent(70)) == Hit(0, 4 * BLOCK)
+    assert hit(100, sent(70)) == Hit(0, 4 * BLOCK, sharers=1)
 
 
 def test_what_was_sent_and_is_computed_is_there_before_the_index_says_so() -> None:
-    assert hit(100, sent(70, computed=True)) == Hit(4 * BLOCK, 0)
+    assert hit(100, sent(70, computed=True)) == Hit(4 * BLOCK, 0, sharers=1)
 
 
 def test_the_longest_of_all_counts_and_what_is_coming_stands_behind_what_is_there() -> None:
-    assert hit(100, sent(40, computed=True), sent(90), sent(20), indexed=3 * BLOCK) == Hit(3 * BLOCK, 2 * BLOCK)
+    assert hit(100, sent(40, computed=True), sent(90), sent(20), indexed=3 * BLOCK) == Hit(
+        3 * BLOCK, 2 * BLOCK, sharers=1
+    )
 
 
 def test_the_index_may_know_more_than_this_gateway() -> None:
@@ -46,7 +48,16 @@ def test_the_index_may_know_more_than_this_gateway() -> None:
 def test_what_other_gateways_sent_is_coming_too_and_never_there() -> None:
     prompt = blocks_of(*range(100))
     assert prompt.hit(HOST, 2 * BLOCK, (), 5 * BLOCK) == Hit(2 * BLOCK, 3 * BLOCK)
-    assert prompt.hit(HOST, 0, [sent(70, computed=True)], 2 * BLOCK) == Hit(4 * BLOCK, 0), "we know more than they"
+    known = prompt.hit(HOST, 0, [sent(70, computed=True)], 2 * BLOCK)
+    assert known == Hit(4 * BLOCK, 0, sharers=1), "we know more than they"
+
+
+def test_those_who_are_there_and_begin_with_all_that_is_there_are_counted() -> None:
+    stranger = Sent(blocks_of(*range(1000, 1100)).of(HOST), computed=True)
+    beside = [sent(70, computed=True), sent(100), sent(40), stranger]
+    assert hit(70, *beside) == Hit(4 * BLOCK, 0, sharers=2)
+    assert hit(100, *beside, indexed=6 * BLOCK) == Hit(6 * BLOCK, 0, sharers=1)
+    assert hit(100, stranger) == Hit(0, 0)
 
 
 def test_a_claim_alone_makes_a_worker_a_holder() -> None:
@@ -57,7 +68,7 @@ def test_a_claim_alone_makes_a_worker_a_holder() -> None:
 
 def test_the_last_token_is_always_left_to_compute() -> None:
     """S5."""
-    assert hit(2 * BLOCK, sent(2 * BLOCK)) == Hit(0, BLOCK)
+    assert hit(2 * BLOCK, sent(2 * BLOCK)) == Hit(0, BLOCK, sharers=1)
 
 
 def test_what_another_tenant_sent_counts_for_nothing() -> None:
@@ -76,7 +87,7 @@ def test_what_was_sent_to_a_worker_before_its_reset_counts_for_nothing_after_it(
     before, after = worker("a"), worker("a", cache_epoch=7)
     fleet.apply(snapshot(before), now=0.0, manager="m")
     fleet.reserve(before, prompt_tokens=100, cached_tokens=0, output_tokens=1, blocks=prompt.of(before))
-    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK)}
+    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK, sharers=1)}
     fleet.apply(news(after), now=1.0, manager="m")
     assert fleet.hits(prompt, {}) == {A: Hit(0, 0)}
 
@@ -95,9 +106,9 @@ def test_a_prompt_is_remembered_where_it_was_sent_until_it_ends() -> None:
     reservation = fleet.reserve(
         worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST)
     )
-    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK)}
+    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK, sharers=1)}
     fleet.prefilled(reservation)
-    assert fleet.hits(prompt, {B: BLOCK}) == {A: Hit(6 * BLOCK), B: Hit(BLOCK)}
+    assert fleet.hits(prompt, {B: BLOCK}) == {A: Hit(6 * BLOCK, sharers=1), B: Hit(BLOCK)}
     fleet.release(reservation)
     assert fleet.hits(prompt, {B: BLOCK}) == {B: Hit(BLOCK)}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.fleet import Fleet, Standing
 from gateway.core.in_flight import Hit, PromptBlocks
-from gateway.core.routing import FEW_WORKERS, REMEMBERED_SHARE, Choice, Surroundings, Work, choose, cost_of, home_of
+from gateway.core.routing import FEW_WORKERS, SHARES, Choice, Surroundings, Work, choose, cost_of, home_of
 from octavo.ids import WorkerId
 from octavo.records import PLAIN, WorkerInfo
 from tests.support.fleets import news, pool, snapshot, worker
@@ -17,7 +17,7 @@ from tests.support.fleets import news, pool, snapshot, worker
 BLOCK = 16
 WARM = {"cached_blocks": 1024}
 """A worker whose pool is full of what it remembers."""
-UNSEEN = Surroundings(waiting_prompts=0, most_prefill=200, least_prefill=1)
+UNSEEN = Surroundings(waiting_prompts=0, most_prefill=200, least_prefill=1, askers=1)
 """Somebody has nothing of a prompt of 200 tokens, and nobody waits."""
 
 
@@ -128,13 +128,13 @@ def test_every_term_of_the_cost_is_named() -> None:
     standing = standings(
         worker("a", spec=pool(num_blocks=100), queued_prefill_tokens=70, held_blocks=20, cached_blocks=30)
     )[0]
-    fleet = Surroundings(waiting_prompts=1.5, most_prefill=200, least_prefill=8)
+    fleet = Surroundings(waiting_prompts=1.5, most_prefill=200, least_prefill=8, askers=3)
     cost = cost_of(work(200, output=40), standing, Hit(160), fleet)
 
     assert (cost.prefill_tokens, cost.queued_tokens) == (40, 70)
     assert cost.decode_tokens == 20 * BLOCK / 16
     assert cost.memory_tokens == (40 + 40) * 0.5 / 16
-    assert cost.others_tokens == (REMEMBERED_SHARE * 0.5 + 1.5) * (192 * 192 - 160 * 160) / 200
+    assert cost.others_tokens == (SHARES.remembered * 0.3 + 1.5) * (192 * 192 - 160 * 160) / 200 / 3
     assert cost.total == 40 + 70 + cost.others_tokens + 20 + 2.5
 
 
@@ -156,6 +156,17 @@ def test_where_many_wait_a_prompt_stays_with_its_holder_for_longer() -> None:
     }
     assert chosen(work(), *few.values(), holder=160) == "other"
     assert chosen(work(), *many.values(), holder=160) == "holder"
+
+
+def test_the_more_ask_for_a_prefix_the_sooner_another_worker_computes_it() -> None:
+    """A queue of 1,500 tokens before a hit of 160."""
+    fleet = standings(worker("holder", queued_prefill_tokens=1500, **WARM), worker("other", **WARM))
+
+    def taken(sharers: int) -> str:
+        hits = {WorkerId("holder"): Hit(160, sharers=sharers)}
+        return choose(work(), fleet, hits, Random(0).random).chosen.standing.info.worker_id
+
+    assert [taken(sharers) for sharers in (0, 1, 2, 8)] == ["holder", "other", "other", "other"]
 
 
 def test_what_does_not_fit_is_paid_in_full() -> None:

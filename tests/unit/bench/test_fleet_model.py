@@ -1,0 +1,81 @@
+"""The gateway's core over time: a fleet that gains a worker, and a prefix that everybody asks for."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from bench.fleet_model import Job, ModelledFleet, Rates
+from bench.replay import Arrival, timed
+from bench.routing import WORKERS, cut, setting
+from bench.routing_rivals import octavo
+
+BLOCK = 16
+PREFIX, TAIL = 64, 4
+"""Blocks: the first take 0.64 s to compute, the others 0.04 s."""
+RATES = Rates(prefill=1600.0)
+POOL_BLOCKS = 2000
+
+
+def found_percent(jobs: Sequence[Job]) -> float:
+    return 100 * sum(job.found for job in jobs) / sum(len(job.arrival.prompt) for job in jobs)
+
+
+def share_of_last(jobs: Sequence[Job]) -> float:
+    """Of the requests, over its eighth."""
+    return WORKERS * sum(job.worker == WORKERS - 1 for job in jobs) / len(jobs)
+
+
+def test_a_newcomer_to_a_warm_fleet_gets_its_share_at_once_and_costs_no_hits() -> None:
+    """On recorded chat the last of eight workers comes when half of the time is over."""
+    trace = cut(timed("mooncake"), 16_000)
+    place = setting(trace, 100, Rates(), busy=0.7)
+    half = trace.arrivals[-1].at * place.stretch / 2
+
+    def late_jobs(joins_at: float) -> list[Job]:
+        fleet = ModelledFleet(WORKERS, place.blocks_per_worker, place.rates, trace.block_tokens, last_joins_at=joins_at)
+        fleet.play(trace.arrivals, place.stretch, octavo, seed=1)
+        return [job for job in fleet.jobs if job.now >= half]
+
+    with_newcomer, always_there = late_jobs(half), late_jobs(0.0)
+
+    assert 0.5 < share_of_last(with_newcomer[: len(with_newcomer) // 6]) < 2
+    assert found_percent(with_newcomer) > 0.97 * found_percent(always_there)
+
+
+def ask_for_a_hot_prefix(requests: int, per_second: float, *, warm: bool) -> list[Job]:
+    """Requests behind one prefix, each with an end of its own. In a warm fleet all pools are full of other prompts."""
+    fresh = iter(range(PREFIX, 1 << 30))
+
+    def arrival(at: float, prefix: int, own: int) -> Arrival:
+        prompt = [*range(prefix), *(next(fresh) for _ in range(own))]
+        return Arrival(at=at, prompt=prompt, prompt_tokens=BLOCK * len(prompt), output_tokens=BLOCK)
+
+    before = [arrival(float(at), 0, 100) for at in range(WORKERS * POOL_BLOCKS // 100)] if warm else []
+    begins = len(before) + 10.0
+    asked = [arrival(begins + at / per_second, PREFIX, TAIL) for at in range(requests)]
+    fleet = ModelledFleet(WORKERS, POOL_BLOCKS, RATES, BLOCK)
+    fleet.play([*before, *asked], 1.0, octavo, seed=1)
+    return fleet.jobs[len(before) :]
+
+
+def computing(jobs: Sequence[Job]) -> list[int]:
+    """Those that computed the prefix, by their number."""
+    return [at for at, job in enumerate(jobs) if job.found < PREFIX]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_prefix_that_one_worker_can_serve_is_computed_once(*, warm: bool) -> None:
+    assert computing(ask_for_a_hot_prefix(100, 1.0, warm=warm)) == [0]
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_hot_prefix_is_computed_by_as_many_workers_as_its_requests_need_and_then_no_more(*, warm: bool) -> None:
+    """100 requests a second, of which a worker that has the prefix computes 25."""
+    jobs = ask_for_a_hot_prefix(400, 100.0, warm=warm)
+    copies = computing(jobs)
+    holders = {job.worker for job in jobs}
+
+    assert 4 <= len(copies) == len(holders) <= WORKERS, "nobody computes it twice"
+    assert copies[-1] < 200
+    waits = sorted(job.done - job.now for job in jobs)
+    assert waits[len(waits) * 95 // 100] < 2 * (PREFIX + TAIL) * BLOCK / RATES.prefill, "less than two of its prefills"
