@@ -13,6 +13,7 @@ from cache_manager.allowances import PLAIN_LRU, SEGMENTED, EvictionSettings, req
 from cache_manager.change_queue import ChangeQueue
 from cache_manager.manager import Manager
 from cache_manager.metrics import ManagerMetrics
+from cache_manager.restored_audit import audit_restored
 from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer, Now
 from cache_manager.settings import CacheManagerSettings
 from octavo import settings, telemetry
@@ -48,6 +49,7 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transp
         background = [
             tasks.create_task(keep_leases(manager, now, config.lease_seconds)),
             tasks.create_task(keep_mirror(changes, config)),
+            tasks.create_task(audit_restored(manager, now)),
         ]
         await service.until_asked_to_stop()
         await leave(manager, config.grace_seconds)

@@ -60,6 +60,8 @@ class ManagerCounts:
     registrations: int = 0
     restorations: int = 0
     """Of the registrations, those whose books were opened from an inventory."""
+    unbalanced: int = 0
+    """Of those books, the ones that did not stand an audit."""
     gone: Counter[str] = field(default_factory=Counter[str])
     """Epochs that ended, by reason: one of a few words."""
 
@@ -133,6 +135,8 @@ class Manager:
         self._feed = FleetFeed(self._members, pace_seconds)
         self._leaving = False
         self.counts = ManagerCounts()
+        self.restored: asyncio.Queue[tuple[WorkerId, Epoch]] = asyncio.Queue()
+        """Books that were opened from an inventory and are to be audited."""
         self._alone = asyncio.Event()
         self._alone.set()
 
@@ -166,7 +170,9 @@ class Manager:
         member = _Member(lease=lease, ledger=ledger, index=index_key(registration.worker_id, lease.epoch), ended=ended)
         self._members[registration.worker_id] = member
         self.counts.registrations += 1
-        self.counts.restorations += restoration is not None
+        if restoration is not None:
+            self.counts.restorations += 1
+            self.restored.put_nowait((registration.worker_id, lease.epoch))
         self._changes.open(member.index, ledger.published)
         if registration.last_epoch:  # what a manager that died has left
             self._changes.drop([index_key(registration.worker_id, registration.last_epoch)])
@@ -254,6 +260,16 @@ class Manager:
         """Recompute a worker's books and compare. Raises UnknownWorker."""
         self._leases.lease(worker)
         return self._members[worker].ledger.audit()
+
+    def audit_parts(self, worker: WorkerId, epoch: Epoch) -> Iterator[list[str]]:
+        """What is wrong with books that are in use, part by part. Ends early with their epoch."""
+        member = self._members.get(worker)
+        if member is None or member.lease.epoch != epoch:
+            return
+        for violations in member.ledger.audit_parts():
+            yield violations
+            if self._members.get(worker) is not member:
+                return
 
     def describe(self, worker: WorkerId, sequence: SequenceId) -> SequenceDescription:
         """Where one of a worker's sequences lives. Raises UnknownWorker, UnknownSequence."""

@@ -44,6 +44,9 @@ class ManagerMetrics(Collector):
         yield CounterMetricFamily(
             "octavo_restorations", "Of them, those whose books were opened from their inventory.", counts.restorations
         )
+        yield CounterMetricFamily(
+            "octavo_unbalanced_restorations", "Of these, those whose books failed an audit.", counts.unbalanced
+        )
         gone = CounterMetricFamily("octavo_workers_gone", "Epochs that ended, by reason.", labels=["reason"])
         for reason, count in counts.gone.items():
             gone.add_metric([reason], count)

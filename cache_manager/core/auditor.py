@@ -1,6 +1,8 @@
 """The auditor: recomputes a ledger's books from its tables and says what does not agree.
 
-Independent of how the books are kept in constant time, so it costs time and memory in proportion to the pool.
+Independent of how the books are kept in constant time, so it costs time and memory in proportion to the pool: 0.3 s for
+100,000 blocks. Most of it is what can be said of a block by itself, and comes in small parts; what is about the pool as
+a whole comes in two, of 0.06 s each.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +12,9 @@ from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.prefix_index import NextHash, PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
 from octavo.ids import BlockId, SequenceId
+
+BLOCKS_AT_ONCE = 512
+"""Of one part."""
 
 
 class Auditor:
@@ -31,13 +36,19 @@ class Auditor:
 
     def violations(self) -> Iterator[str]:
         """Every invariant that does not hold, in words; nothing when the books balance."""
-        yield from self._pool.violations(self._references())
-        yield from self._index.violations()
-        yield from self._publication_violations()
-        yield from self._flights.violations(self._tables)
-        for sequence, table in self._tables.items():
-            for violation in self._table_violations(table):
-                yield f"sequence {sequence}: {violation}"
+        for part in self.parts():
+            yield from part
+
+    def parts(self) -> Iterator[Iterator[str]]:
+        """The same in parts: the books may change between two of them, not within one. The longest parts come last."""
+        num_blocks = self._pool.num_blocks
+        for first in range(0, num_blocks, BLOCKS_AT_ONCE):
+            yield self._block_violations(range(first, min(first + BLOCKS_AT_ONCE, num_blocks)))
+        yield self._index.root_violations()
+        yield self._flights.violations(self._tables)
+        yield self._sequence_violations()
+        yield self._pool.violations(self._references())
+        yield self._order_violations()
 
     def _references(self) -> list[int]:
         """For each block, how many table entries name it."""
@@ -47,17 +58,30 @@ class Auditor:
                 references[block] += 1
         return references
 
-    def _publication_violations(self) -> Iterator[str]:
-        """Pool and index agree on what is published, and a chain's tail is evicted before its head."""
-        turn = {block: place for place, block in enumerate(self._pool.free_list())}
-        for block in map(BlockId, range(self._pool.num_blocks)):
+    def _block_violations(self, numbers: range) -> Iterator[str]:
+        """Each of these blocks stands well in the index, and pool and index agree on whether it is published."""
+        blocks = [*map(BlockId, numbers)]
+        yield from self._index.violations(blocks)
+        for block in blocks:
             if self._pool.is_published(block) != (block in self._index):
                 yield f"pool and index differ on whether block {block} is published"
-            elif block in self._index:
+
+    def _order_violations(self) -> Iterator[str]:
+        """A chain's tail is evicted before its head."""
+        never = self._pool.num_blocks  # a held block's turn does not come
+        turns = [never] * never
+        for turn, block in enumerate(self._pool.free_list()):
+            turns[block] = turn
+        for block, turn in zip(map(BlockId, range(never)), turns, strict=True):
+            if block in self._index:
                 parent = self._index.block_before(block)
-                never = self._pool.num_blocks  # a held block's turn does not come
-                if parent is not None and turn.get(parent, never) < turn.get(block, never):
+                if parent is not None and turns[parent] < turn:
                     yield f"block {parent} would be evicted before block {block}, which follows it"
+
+    def _sequence_violations(self) -> Iterator[str]:
+        for sequence, table in self._tables.items():
+            for violation in self._table_violations(table):
+                yield f"sequence {sequence}: {violation}"
 
     def _table_violations(self, table: BlockTable) -> Iterator[str]:
         length, size = table.length, table.block_size

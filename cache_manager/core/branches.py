@@ -11,7 +11,7 @@ Invariants:
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from octavo.hashing import TOKEN_BYTES
 from octavo.ids import BlockHash, BlockId
@@ -132,19 +132,20 @@ class Branches:
             yield block
             waiting += self.of(block)
 
-    def violations(self, parents: Mapping[BlockId, Parent]) -> Iterator[str]:
-        """What is wrong with the lists, given the parents of all published blocks."""
-        listed: dict[BlockId, Parent] = {}
-        everyone: list[Parent] = [*map(BlockId, range(len(self.after))), *self._first]
-        for parent in everyone:
-            followers = self.of(parent)
-            listed.update(dict.fromkeys(followers, parent))
+    def roots(self) -> tuple[BlockHash, ...]:
+        """Those of all chains of which a block is listed."""
+        return tuple(self._first)
+
+    def violations(self, parent: Parent, parents: Sequence[Parent | None]) -> Iterator[str]:
+        """What is wrong with the blocks listed after `parent`, given the parent of each block, None if unpublished."""
+        followers = self.of(parent)
+        if len(followers) > 1:
             tokens = [self._tokens[block] for block in followers]
             if tokens != sorted(set(tokens)):
                 yield f"the blocks after {_named(parent)} are out of order"
-        for block in listed.keys() | parents.keys():
-            if listed.get(block) != parents.get(block):
-                yield f"block {block} is listed after {_named(listed.get(block))}, wanted {_named(parents.get(block))}"
+        for block in followers:
+            if parents[block] != parent:
+                yield f"block {block} is listed after {_named(parent)}, wanted {_named(parents[block])}"
 
 
 def common_tokens(one: bytes, other: bytes) -> int:

@@ -333,6 +333,14 @@ class Ledger:
             violation="; ".join(self._auditor.violations()),
         )
 
+    def audit_parts(self) -> Iterator[list[str]]:
+        """What is wrong with the books, part by part: they may be used between two of them. All but the last are quick.
+
+        A violation that only part of the books knows of, and that is gone before the rest is asked, is not seen.
+        """
+        for part in self._auditor.parts():
+            yield list(part)
+
     def check(self) -> None:
         """Assert that the books agree with what can be recomputed from the tables."""
         violations = list(self._auditor.violations())

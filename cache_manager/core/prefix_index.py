@@ -165,18 +165,24 @@ class PrefixIndex:
         self._open()
         return count
 
-    def violations(self) -> Iterator[str]:
-        """What is wrong with the index."""
-        parents = {BlockId(block): parent for block, parent in enumerate(self._parents) if parent is not None}
-        for block, parent in parents.items():
-            tokens = self._tokens[block]
-            if self.branches.find(parent, tokens) != block:
-                yield f"block {block} is not found in its own place"
-            if isinstance(parent, int) and parent not in self:
-                yield f"block {block} is published, block {parent} before it is not"
-            elif self._next_hash(self._hash_before(parent), tokens) != self._hashes[block]:
-                yield f"block {block} is published under a hash that is not its own"
-        yield from self.branches.violations(parents)
+    def violations(self, blocks: Iterable[BlockId]) -> Iterator[str]:
+        """What is wrong with the index, as far as it is about these blocks and those that follow them."""
+        parents = self._parents
+        for block in blocks:
+            parent, tokens = parents[block], self._tokens[block]
+            if parent is not None:
+                if self.branches.find(parent, tokens) != block:
+                    yield f"block {block} is not found in its own place"
+                if isinstance(parent, int) and parents[parent] is None:
+                    yield f"block {block} is published, block {parent} before it is not"
+                elif self._next_hash(self._hash_before(parent), tokens) != self._hashes[block]:
+                    yield f"block {block} is published under a hash that is not its own"
+            yield from self.branches.violations(block, parents)
+
+    def root_violations(self) -> Iterator[str]:
+        """What is wrong with the first blocks of all chains."""
+        for root in self.branches.roots():
+            yield from self.branches.violations(root, self._parents)
 
     def _hash_before(self, parent: Parent) -> BlockHash:
         return self.hash_of(parent) if isinstance(parent, int) else parent

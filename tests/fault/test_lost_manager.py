@@ -172,6 +172,12 @@ async def test_a_killed_manager_is_missed_by_no_request() -> None:
         await restart(manager)
         await running.ends_right()
 
+        async def both_are_audited() -> bool:
+            last = [event["epoch"] for event in manager.events("worker_registered")[-len(running.workers) :]]
+            return {*last} <= {event["epoch"] for event in manager.events("restored_books_audited")}
+
+        await until(both_are_audited)
+
 
 async def test_a_manager_that_is_asked_to_leave_is_missed_by_no_request() -> None:
     """S57, the manager's part: SIGTERM, and another process in its place."""

@@ -81,9 +81,10 @@ def test_tokens_in_common_are_counted_from_the_left(one, other):
 
 def test_the_lists_are_audited():
     branches = branches_of(ROOT, [1, 2, 3], [4, 5, 6])
-    assert list(branches.violations({BlockId(1): ROOT, BlockId(2): ROOT})) == []
-    assert list(branches.violations({BlockId(1): ROOT})) == [f"block 2 is listed after {ROOT.hex()}, wanted None"]
-    assert list(branches.violations({BlockId(1): ROOT, BlockId(2): BlockId(1)})) == [
+    assert branches.roots() == (ROOT,)
+    assert list(branches.violations(ROOT, [None, ROOT, ROOT])) == []
+    assert list(branches.violations(ROOT, [None, ROOT, None])) == [f"block 2 is listed after {ROOT.hex()}, wanted None"]
+    assert list(branches.violations(ROOT, [None, ROOT, BlockId(1)])) == [
         f"block 2 is listed after {ROOT.hex()}, wanted 1"
     ]
 

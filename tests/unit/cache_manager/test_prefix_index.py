@@ -17,6 +17,10 @@ def index_of(*chunks: bytes, next_hash=next_hash) -> PrefixIndex:
     return index
 
 
+def violations_of(index: PrefixIndex) -> list[str]:
+    return [*index.violations(map(BlockId, range(8))), *index.root_violations()]
+
+
 def test_the_longest_published_prefix_is_found_and_what_is_missing_after_it():
     assert index_of(A, B).longest_prefix(ROOT, A + B + C, 3) == ([0, 1], (1, C))
 
@@ -50,7 +54,7 @@ def test_equal_blocks_give_way_to_those_that_came_first():
     assert [block in index for block in map(BlockId, range(7))] == [True, True, False, False, False, False, True]
     assert index.block_before(BlockId(6)) == 1
     assert index.hash_of(BlockId(6)) == next_hash(index.hash_of(BlockId(1)), C)
-    assert not list(index.violations())
+    assert not violations_of(index)
 
 
 def test_a_forgotten_block_is_not_found():
@@ -81,11 +85,12 @@ def test_a_block_is_found_by_its_tokens_even_when_all_hashes_are_the_same():
         (lambda index: index.forget([BlockId(0)]), "block 1 is published, block 0 before it is not"),
         (lambda index: index._hashes.__setitem__(1, ROOT), "block 1 is published under a hash that is not its own"),
         (lambda index: index._parents.__setitem__(1, ROOT), "block 1 is not found in its own place"),
-        (lambda index: index.branches.after.__setitem__(0, None), "block 1 is listed after None, wanted 0"),
+        (lambda index: index.branches.after.__setitem__(0, None), "block 1 is not found in its own place"),
+        (lambda index: index.branches.after.__setitem__(1, BlockId(5)), "block 5 is listed after 1, wanted None"),
     ],
 )
 def test_the_check_finds_what_was_spoilt(spoil, violation):
     index = index_of(A, B)
-    assert not list(index.violations())
+    assert not violations_of(index)
     spoil(index)
-    assert violation in list(index.violations())
+    assert violation in violations_of(index)

@@ -81,6 +81,8 @@ class Life:
         self.memory = PoolMemory(SPEC)
         self.step = 0
         self.last_id = 0
+        self.audit = self.ledger.audit_parts()
+        """One that goes on while the books are in use."""
         self.seen = Counter[str]()
         """How often which kind of thing has happened."""
 
@@ -202,6 +204,7 @@ class Life:
             pass
         self.count_up()
         self.ledger = restoration.open(Epoch(self.ledger.epoch + 1), self.mirror.cache_epoch, min_copy_tokens=1)
+        self.audit = self.ledger.audit_parts()
 
     def count_up(self) -> None:
         """What the books that end here have seen."""
@@ -212,6 +215,10 @@ class Life:
         assert audit.violation == ""
         assert audit.free_blocks + audit.cached_blocks + audit.held_blocks == SPEC.num_blocks
         assert audit.sequences == len(self.mirror.sequences)
+        part = next(self.audit, None)
+        assert not part
+        if part is None:
+            self.audit = self.ledger.audit_parts()
         for sequence, known in self.mirror.sequences.items():
             assert self.ledger.length(sequence) == len(known.tokens)
             assert self.memory.holds(known.table, known.tokens), sequence
