@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from octavo import models
 from tests.support import tiny_model
 from tests.support.families import FAMILIES, config
-from worker.kernels import small_ops, torch_cpu
+from worker.kernels import native, native_small_ops, small_ops, torch_cpu
+from worker.kernels.native import NativeAttention
+from worker.kernels.native_build import NativeUnavailable
 from worker.kernels.small_ops import SmallOps, TorchSmallOps
 from worker.kv_pool import KVPool
 from worker.model import linear, llama_weights
@@ -20,6 +23,7 @@ from worker.model.batch import Batch
 from worker.model.generic import UnsupportedModel
 from worker.model.linear import MakeLinear
 from worker.model.llama import LlamaModel
+from worker.model.llama_weights import LlamaWeights
 from worker.model.loader import LoadedModel, load
 
 CPU = torch.device("cpu")
@@ -125,8 +129,8 @@ def run(loaded: LoadedModel, batches: list[Batch]) -> tuple[list[torch.Tensor], 
         return [loaded.forward(batch, pool) for batch in batches], pool.planes
 
 
-def plain_model(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+def plain_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
 
 
 def worst(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -169,6 +173,53 @@ def test_it_does_so_from_any_parts(parts: str, tmp_path: Path) -> None:
 
     got, _ = run(loaded, batches)
     assert max(worst(mine, theirs) for mine, theirs in zip(got, wanted, strict=True)) < 1e-5
+
+
+def native_parts(family: str, folder: Path) -> tuple[LlamaWeights, NativeAttention, SmallOps, LoadedModel]:
+    """A bfloat16 model's fast road in native code only; its shape is that of the model on the generic road."""
+    loaded = open_model(folder, road="generic", dtype=torch.bfloat16)
+    model = plain_model(folder, torch.bfloat16)
+    window = getattr(KNOWN[family], "sliding_window", None)
+    windows = [window] * len(model.model.layers)
+    try:
+        weights = llama_weights.take(model, linear.tiled, windows)
+        attend = native.load(torch.bfloat16, torch.bfloat16, loaded.shape.head_dim)
+        ops = native_small_ops.load(torch.bfloat16, torch.bfloat16)
+    except NativeUnavailable as unavailable:
+        pytest.skip(str(unavailable))
+    return weights, attend, ops, loaded
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "llama, biases everywhere"])
+def test_a_chain_of_native_calls_gives_what_the_calls_give(
+    family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights, attend, ops, loaded = native_parts(family, tiny_model.save(KNOWN[family], tmp_path / "model", seed=1))
+    batches = steps(seed=5)
+
+    def one_by_one(*args: Any, **options: Any) -> torch.Tensor:
+        return attend(*args, **options)
+
+    with caplog.at_level(logging.INFO, logger="octavo.worker"):
+        chain, calls = (
+            replace(loaded, forward=LlamaModel(weights, attention, ops)) for attention in (attend, one_by_one)
+        )
+    got, got_pool = run(chain, batches)
+    wanted, wanted_pool = run(calls, batches)
+
+    assert [record.__dict__["backend"] for record in caplog.records] == ["chain", "calls"]
+    assert all(map(torch.equal, got, wanted))
+    assert torch.equal(got_pool.nan_to_num(), wanted_pool.nan_to_num())
+
+
+@pytest.mark.parametrize(("field", "message"), [("slots", "slots go from"), ("tables", "tables")])
+def test_a_chain_tells_what_is_wrong_with_a_batch(field: str, message: str, tmp_path: Path) -> None:
+    weights, attend, ops, loaded = native_parts("llama", tiny_model.save_tiny_llama(tmp_path / "model"))
+    batch = steps(seed=6)[-1]
+    beyond = torch.full_like(getattr(batch, field), NUM_BLOCKS * BLOCK_SIZE)
+
+    with pytest.raises(ValueError, match=message):
+        run(replace(loaded, forward=LlamaModel(weights, attend, ops)), [replace(batch, **{field: beyond})])
 
 
 def test_a_step_that_wants_no_logits_writes_its_keys_and_values_all_the_same(tmp_path: Path) -> None:

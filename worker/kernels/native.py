@@ -6,7 +6,6 @@ contiguous tensors.
 
 import ctypes
 import struct
-from collections.abc import Callable
 from functools import cache
 from typing import Unpack
 
@@ -15,6 +14,7 @@ import torch
 from worker.kernels import native_build
 from worker.kernels.arguments import Option, Options, Prepared, check_arguments, check_tensors
 from worker.kernels.native_build import Level, NativeUnavailable
+from worker.kernels.native_chain import Call, NativeFunction
 
 SOURCE = native_build.SOURCES / "paged_attention.cpp"
 DTYPES = (torch.float32, torch.bfloat16)
@@ -68,9 +68,7 @@ class NativeAttention:
     """`worker.kernels.Attend` on float32 and bfloat16 queries, and pools of those or of 8 bits, in a CPU's memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attend = library.octavo_paged_attention
-        self._attend.argtypes = [ctypes.c_char_p]
-        self._attend.restype = ctypes.c_int
+        self._attend = NativeFunction(library, "octavo_paged_attention")
         self._parallel = native_build.openmp_parallel()
 
     def __call__(
@@ -175,7 +173,7 @@ class NativeAttendStep:
 
     def __init__(
         self,
-        attend: Callable[[object], int],
+        attend: NativeFunction,
         frame: bytes,
         q_like: torch.Tensor,
         planes: torch.Tensor,
@@ -193,21 +191,29 @@ class NativeAttendStep:
             options: likewise.
         """
         self._attend = attend
-        self._frame = ctypes.create_string_buffer(frame, len(frame))
+        self._frame = bytearray(frame)
         self._like = Prepared.of(q_like, planes)
         self._planes, self._plan, self._options = planes, plan, options
         self._pools, self._plane = planes.data_ptr(), planes.stride(0) * planes.itemsize
 
     def __call__(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """See `worker.kernels.AttendStep`."""
-        self._like.check(layer, q)
         out = torch.empty(self._like.shape, dtype=self._like.dtype)
+        if outcome := self.into(out, layer, q)():
+            raise self.failure(layer, q, outcome)
+        return out
+
+    def into(self, out: torch.Tensor, layer: int, q: torch.Tensor) -> Call:
+        """The call that attends into `out` [T, Hq, D], contiguous. Raises as `worker.kernels.AttendStep`."""
+        self._like.check(layer, q)
         pool = self._pools + 2 * layer * self._plane
         _ARGUMENTS_OF_A_LAYER.pack_into(self._frame, 0, q.data_ptr(), pool, pool + self._plane, out.data_ptr())
-        if outcome := self._attend(self._frame):
-            pools = self._planes[2 * layer], self._planes[2 * layer + 1]
-            raise _failure(outcome, q, *pools, *self._plan, self._options)
-        return out
+        return Call(self._attend, bytes(self._frame))
+
+    def failure(self, layer: int, q: torch.Tensor, outcome: int) -> Exception:
+        """What an outcome of the call but 0 means. Raises the ValueError that names what is unsound in the batch."""
+        pools = self._planes[2 * layer], self._planes[2 * layer + 1]
+        return _failure(outcome, q, *pools, *self._plan, self._options)
 
 
 def _failure(

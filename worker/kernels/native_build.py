@@ -51,8 +51,8 @@ TILES = Level("amx", (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"), _WIDE)
 
 SOURCES = Path(__file__).parent / "native"
 """The package's C++ files, and the headers that they share."""
-WRITTEN_FOR = {"products.cpp": TILES}
-"""Those that name instructions which other levels lack; every other file is for all levels."""
+WRITTEN_FOR = {"products.cpp": TILES, "chain.cpp": PLAIN}
+"""Those that name instructions which other levels lack, or gain from none; every other file is for all levels."""
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     "-std=c++17",
@@ -82,7 +82,7 @@ def levels_of(source: Path) -> tuple[Level, ...]:
     only = WRITTEN_FOR.get(source.name)
     if only is None:
         return levels()
-    return (only,) if _is_x86() else ()
+    return (only,) if only is PLAIN or _is_x86() else ()
 
 
 def _is_x86() -> bool:

@@ -2,7 +2,6 @@
 
 import ctypes
 import struct
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn.functional import pad
 from worker.kernels import native_build
 from worker.kernels.native import address
 from worker.kernels.native_build import TILES, NativeUnavailable
+from worker.kernels.native_chain import Call, NativeFunction
 
 SOURCE = native_build.SOURCES / "products.cpp"
 
@@ -41,9 +41,7 @@ class NativeProducts:
     """Makes products."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._multiply = library.octavo_multiply
-        self._multiply.argtypes = [ctypes.c_char_p]
-        self._multiply.restype = None
+        self._multiply = NativeFunction(library, "octavo_multiply")
         self._parallel = native_build.openmp_parallel()
 
     def product(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> "NativeProduct":
@@ -70,11 +68,11 @@ class NativeProduct:
     """x [T, K] -> x times the weight, plus the bias, [T, N]: bfloat16, a row's bits the same in any company."""
 
     def __init__(
-        self, multiply: Callable[[bytes], None], parallel: int, weight: torch.Tensor, bias: torch.Tensor | None
+        self, multiply: NativeFunction, parallel: int, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """Take a sound weight and bias; `multiply` is the C++ function, `parallel` starts its threads."""
         self._multiply, self._parallel = multiply, parallel
-        self._columns, self._width = weight.shape
+        self.columns, self.width = weight.shape
         self._weight = in_tiles(weight)
         self._bias = None if bias is None else pad(bias.float(), (0, -len(bias) % _PANEL))
 
@@ -84,17 +82,33 @@ class NativeProduct:
         Raises:
             ValueError: x is no bfloat16 [T, K] in a CPU's memory.
         """
-        if x.dim() != 2 or x.shape[1] != self._width or x.dtype is not torch.bfloat16 or not x.is_cpu:
+        if x.dim() != 2 or x.shape[1] != self.width or x.dtype is not torch.bfloat16 or not x.is_cpu:
             raise ValueError(
-                f"x is {list(x.shape)} of {x.dtype} on {x.device}, wanted [T, {self._width}] of bfloat16 on the CPU"
+                f"x is {list(x.shape)} of {x.dtype} on {x.device}, wanted [T, {self.width}] of bfloat16 on the CPU"
             )
-        rows, missing = len(x), -self._width % _DEPTH
-        if missing:
+        rows = len(x)
+        if missing := -self.width % _DEPTH:
             x = pad(x, (0, missing))
         elif x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty((rows, self._columns), dtype=torch.bfloat16)
-        self._multiply(
+        out = torch.empty((rows, self.columns), dtype=torch.bfloat16)
+        self._call(x, out)()
+        return out
+
+    @property
+    def takes_rows_as_they_lie(self) -> bool:
+        """Whether `into` can be used: K is a multiple of what a tile holds of a row."""
+        return not self.width % _DEPTH
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> Call:
+        """The call that multiplies x [T, K] into `out` [T, N], both contiguous; see `takes_rows_as_they_lie`."""
+        assert self.takes_rows_as_they_lie, f"rows of {self.width}, wanted a multiple of {_DEPTH}"
+        assert (x.shape[1], out.shape) == (self.width, (len(x), self.columns)), (x.shape, out.shape)
+        return self._call(x, out)
+
+    def _call(self, x: torch.Tensor, out: torch.Tensor) -> Call:
+        return Call(
+            self._multiply,
             _PRODUCT.pack(
                 x.data_ptr(),
                 self._weight.data_ptr(),
@@ -102,13 +116,12 @@ class NativeProduct:
                 address(self._bias),
                 self._parallel,
                 x.stride(0),
-                rows,
-                self._columns,
-                self._width + missing,
+                len(x),
+                self.columns,
+                x.shape[1],
                 torch.get_num_threads(),
-            )
+            ),
         )
-        return out
 
 
 def in_tiles(weight: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import ctypes
 import struct
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from worker.kernels import native_build
 from worker.kernels.native import DTYPES, POOL_DTYPES, POOL_TYPES, address
 from worker.kernels.native_build import Level, NativeUnavailable
+from worker.kernels.native_chain import Call, NativeFunction
 from worker.kernels.small_ops_arguments import (
     HeadNorms,
     check_gated,
@@ -58,35 +58,53 @@ class NativeSmallOps:
     """`SmallOps` of small_ops.py on float32 and bfloat16, and pools of those or of 8 bits, in a CPU's memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._rms_norm = library.octavo_rms_norm
-        self._rope_write = library.octavo_rope_write
-        self._silu_mul = library.octavo_silu_mul
-        for function in (self._rms_norm, self._rope_write, self._silu_mul):
-            function.argtypes = [ctypes.c_char_p]  # bytes, or a buffer of them
-        self._rms_norm.restype = self._silu_mul.restype = None
-        self._rope_write.restype = ctypes.c_int
+        self._rms_norm = NativeFunction(library, "octavo_rms_norm")
+        self._rope_write = NativeFunction(library, "octavo_rope_write")
+        self._silu_mul = NativeFunction(library, "octavo_silu_mul")
         self._parallel = native_build.openmp_parallel()
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `SmallOps`."""
-        width = x.shape[-1]
         if _plain_norm(x, weight, residual):
-            heads, strides = 1, (width, 0, width, 0)
+            heads, strides = 1, None
         else:
             check_norm(x, weight, residual)
             _check_support("x", x, x.dtype)
             heads = x.shape[1] if x.dim() == 3 else 1
             strides = (*_row_strides(x), *((0, 0) if residual is None else _row_strides(residual)))
         out = torch.empty(x.shape, dtype=x.dtype)
-        self._rms_norm(
+        self._norm(x, weight, eps, residual, out, heads, strides)()
+        return out
+
+    def rms_norm_into(
+        self, out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None
+    ) -> Call:
+        """The call that makes `rms_norm` of x [T, E] in `out`, which may be x; all are alike and contiguous."""
+        assert _plain_norm(x, weight, residual), (x.shape, weight.shape)
+        return self._norm(x, weight, eps, residual, out, 1, None)
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+        heads: int,
+        strides: tuple[int, ...] | None,
+    ) -> Call:
+        """Of sound arguments; no strides are those of contiguous rows."""
+        width = x.shape[-1]
+        return Call(
+            self._rms_norm,
             _NORM.pack(
                 x.data_ptr(),
                 address(residual),
                 weight.data_ptr(),
                 out.data_ptr(),
-                *strides,
+                *(strides or (width, 0, width, 0)),
                 self._parallel,
                 len(x),
                 heads,
@@ -94,9 +112,8 @@ class NativeSmallOps:
                 x.dtype is torch.bfloat16,
                 torch.get_num_threads(),
                 eps,
-            )
+            ),
         )
-        return out
 
     def rope_write(
         self,
@@ -121,7 +138,7 @@ class NativeSmallOps:
         frame = self._rope_frame(
             q, k, v, out, cos, sin, positions, k_pool, v_pool, slots, norms=norms, k_scale=k_scale, v_scale=v_scale
         )
-        if not self._rope_write(frame):
+        if self._rope_write(frame):
             raise _unsound(cos, positions, k_pool, slots)
         return out
 
@@ -195,11 +212,16 @@ class NativeSmallOps:
         if not _plain_gate(gate_up):
             check_gated(gate_up)
             _check_support("gate_up", gate_up, gate_up.dtype)
-        tokens, both = gate_up.shape
-        width = both // 2
-        out = torch.empty((tokens, width), dtype=gate_up.dtype)
+        out = torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype)
+        self.silu_mul_into(out, gate_up)()
+        return out
+
+    def silu_mul_into(self, out: torch.Tensor, gate_up: torch.Tensor) -> Call:
+        """The call that makes `silu_mul` of a sound `gate_up` in `out` [T, F], contiguous."""
         start, stride = gate_up.data_ptr(), gate_up.stride(0)
-        self._silu_mul(
+        tokens, width = out.shape
+        return Call(
+            self._silu_mul,
             _GATED.pack(
                 start,
                 start + width * gate_up.itemsize,
@@ -211,9 +233,8 @@ class NativeSmallOps:
                 width,
                 gate_up.dtype is torch.bfloat16,
                 torch.get_num_threads(),
-            )
+            ),
         )
-        return out
 
 
 class NativeRopeStep:
@@ -221,7 +242,7 @@ class NativeRopeStep:
 
     def __init__(
         self,
-        rope_write: Callable[[object], int],
+        rope_write: NativeFunction,
         frame: bytes,
         packed: torch.Tensor,
         turned: torch.Size,
@@ -237,7 +258,7 @@ class NativeRopeStep:
             held: what the frame points to: cos, sin, positions, planes, slots.
         """
         self._rope_write = rope_write
-        self._frame = ctypes.create_string_buffer(frame, len(frame))
+        self._frame = bytearray(frame)
         self._turned, self._dtype, self._shape = turned, packed.dtype, packed.shape
         self._held = held
         _, heads, dim = turned
@@ -249,10 +270,20 @@ class NativeRopeStep:
 
     def __call__(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
         """See `RopeStep`."""
+        out = torch.empty(self._turned, dtype=self._dtype)
+        if self.into(out, layer, packed, norms)():
+            raise self.unsound(1)
+        return out
+
+    def into(self, out: torch.Tensor, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> Call:
+        """The call that writes the layer's keys and values, and its turned queries into `out` [T, Hq, D], contiguous.
+
+        Raises:
+            ValueError: `packed` is not what was prepared for.
+        """
         check_packed(packed, self._shape, self._dtype)
         if not 0 <= layer < self._layers:
             raise IndexError(f"layer {layer}, the pool has {self._layers}")
-        out = torch.empty(self._turned, dtype=self._dtype)
         start, pool = packed.data_ptr(), self._pools + 2 * layer * self._plane
         _ROPE_OF_A_LAYER.pack_into(
             self._frame,
@@ -265,10 +296,12 @@ class NativeRopeStep:
             pool + self._plane,
             *_norms_of(norms),
         )
-        if not self._rope_write(self._frame):
-            cos, _, positions, planes, slots = self._held
-            raise _unsound(cos, positions, planes[0], slots)
-        return out
+        return Call(self._rope_write, bytes(self._frame))
+
+    def unsound(self, _outcome: int) -> Exception:
+        """What the native code has refused. Raises the ValueError that names it."""
+        cos, _, positions, planes, slots = self._held
+        return _unsound(cos, positions, planes[0], slots)
 
 
 def _norms_of(norms: HeadNorms | None) -> tuple[int, int, float]:

@@ -13,6 +13,7 @@ from worker.kernels import Attend, AttendStep, prepare
 from worker.kernels.small_ops import RopeStep, SmallOps
 from worker.kv_pool import KVPool
 from worker.model.batch import Batch
+from worker.model.llama_chain import chained
 from worker.model.llama_weights import LlamaWeights
 
 
@@ -25,6 +26,7 @@ class LlamaModel:
         self._weights = weights
         self._attend = attend
         self._ops = ops
+        self._chained = chained(weights, attend, ops)
         self._windows = {layer.window for layer in weights.layers}
         self._float = torch.empty(0, device=weights.embedding.device)
         """Tells the rotary embedding its device, and float32."""
@@ -35,6 +37,8 @@ class LlamaModel:
         residual = embedding(batch.ids[0], weights.embedding)
         rope = self._rope(batch, pool)
         attend = self._attention(batch, pool)
+        if self._chained is not None and len(rows) == len(residual):  # a decode: all rows, in their order
+            return self._chained(residual, rope, attend, pool.shape.head_dim)
         hidden = ops.rms_norm(residual, weights.first_norm, weights.eps)
         last = weights.layers[-1]
         for index, layer in enumerate(weights.layers):

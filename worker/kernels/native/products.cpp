@@ -166,4 +166,8 @@ OCTAVO_EXPORT int octavo_permit_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-OCTAVO_EXPORT void octavo_multiply(const octavo::Product* p) { octavo::multiply(*p); }
+// Returns 0.
+OCTAVO_EXPORT int octavo_multiply(const octavo::Product* p) {
+  octavo::multiply(*p);
+  return 0;
+}

@@ -227,17 +227,21 @@ void gate_with(const Gated& a) {
 
 #define OCTAVO_EXPORT extern "C" __attribute__((visibility("default")))
 
-OCTAVO_EXPORT void octavo_rms_norm(const octavo::Norm* a) {
+// Each returns 0, or 1 if it wrote nothing for what it was given is unsound.
+
+OCTAVO_EXPORT int octavo_rms_norm(const octavo::Norm* a) {
   a->is_bfloat16 ? octavo::normalise<octavo::BFloat16>(*a) : octavo::normalise<float>(*a);
+  return 0;
 }
 
-// Whether all positions and slots exist; nothing was written where one does not. D is even (the caller checks).
+// Unsound: a position or a slot does not exist. D is even (the caller checks).
 OCTAVO_EXPORT int octavo_rope_write(const octavo::Rope* a) {
-  if (!octavo::sound(*a)) return 0;
+  if (!octavo::sound(*a)) return 1;
   a->is_bfloat16 ? octavo::rope_into<octavo::BFloat16>(*a) : octavo::rope_into<float>(*a);
-  return 1;
+  return 0;
 }
 
-OCTAVO_EXPORT void octavo_silu_mul(const octavo::Gated* a) {
+OCTAVO_EXPORT int octavo_silu_mul(const octavo::Gated* a) {
   a->is_bfloat16 ? octavo::gate_with<octavo::BFloat16>(*a) : octavo::gate_with<float>(*a);
+  return 0;
 }
