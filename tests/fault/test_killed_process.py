@@ -104,7 +104,7 @@ async def test_running_requests_survive_the_cache_managers(client: Client) -> No
 
 async def test_the_streams_of_a_killed_worker_go_on_at_another(client: Client) -> None:
     """S25, kill -9: every client has the tokens of a solo run; those of the other worker were not concerned."""
-    prompts = [prose(500 + 100 * i, 30 + i) for i in range(6)]
+    prompts = [prose(500 + 100 * (i % 5), 30 + i % 5) for i in range(20)]
     running = await begin_all(client, prompts)
     victim = client.cluster.workers[1]
     on_victim = [one.answer.started.worker_id == victim.env["OCTAVO_WORKER_ID"] for one in running]
