@@ -92,7 +92,11 @@ async def _run(model: str) -> None:
         took = time.monotonic() - began
         out.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
         out.print(f"OpenAI's API is at {cluster.http_url}/v1 meanwhile:\n")
-        out.print(f"{as_curl(cluster.http_url, find(model, models_dir()).name)}\n", markup=False, soft_wrap=True)
+        out.print(
+            f"{as_curl(cluster.http_url, find(model, models_dir()).name, with_key=cluster.asks_for_keys)}\n",
+            markup=False,
+            soft_wrap=True,
+        )
         with _doing("visiting"):
             async with AsyncClient(cluster.address, api_key=api_key()) as client:
                 story = await visit(client)

@@ -56,10 +56,11 @@ _OURS = ("LISTEN", "HTTP_LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_
 
 
 class Ports(NamedTuple):
-    """Where the gateway listens; 0 takes a free port."""
+    """Where the gateway listens, and the cache manager; 0 takes a free port."""
 
     grpc: int = 0
     http: int = 0
+    manager: int = 0
 
 
 class Cluster:
@@ -82,7 +83,7 @@ class Cluster:
             workers: how many.
             managers: how many cache managers; each worker attends one of them, and the next when that fails.
             gateways: how many; clients may ask any of them.
-            ports: of the first gateway; None takes free ones.
+            ports: of the first gateway and the first cache manager; None takes free ones.
             env: `OCTAVO_*` variables for every service, on top of this process's environment. Of several models in
                 `OCTAVO_MODEL`, separated by commas, the workers take one each, in turns.
             grace_seconds: for running requests when the cluster stops.
@@ -112,13 +113,17 @@ class Cluster:
         self.reach: Callable[[Process, Process], str] = lambda _, server: server.address
         """Where a process is to find a service: host:port. Before the start it may be set to ways that lead there."""
         self.redis = _redis(on_line)
-        self.managers = [service(name, "cache_manager", {}) for name in manager_names(managers)]
+        first = ports or Ports()
+        self.managers = [
+            service(name, "cache_manager", {}, first.manager if at == 0 else 0)
+            for at, name in enumerate(manager_names(managers))
+        ]
         models = [model.strip() for model in shared.get("OCTAVO_MODEL", "").split(",")]
         self.workers = [
             service(name, "worker", {"OCTAVO_WORKER_ID": name, "OCTAVO_MODEL": model, **grace})
             for name, model in zip(worker_names(workers), itertools.cycle(models), strict=False)
         ]
-        listening = [ports or Ports(), *[Ports()] * (gateways - 1)]
+        listening = [first, *[Ports()] * (gateways - 1)]
         self.gateways = [
             service(name, "gateway", {**grace, "OCTAVO_HTTP_LISTEN": f"{LOOPBACK}:{own.http}"}, own.grpc)
             for name, own in zip(gateway_names(gateways), listening, strict=True)
@@ -143,6 +148,11 @@ class Cluster:
     def address(self) -> str:
         """host:port of the first gateway."""
         return self.gateway.address
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether the first gateway knows its tenants by their API keys."""
+        return bool(self.gateway.env.get("OCTAVO_TENANTS_FILE"))
 
     @property
     def http_url(self) -> str:
@@ -170,7 +180,7 @@ class Cluster:
             raise
 
     async def _start(self) -> None:
-        for port in (self.gateway.port, split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])[1]):
+        for port in (self.manager.port, self.gateway.port, split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])[1]):
             _check_free(port)
         await self.redis.start()
         await self.redis.serving()

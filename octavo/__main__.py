@@ -9,9 +9,10 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
-DEFAULT_ADDRESS = "127.0.0.1:8500"
-DEFAULT_CACHE_MANAGER = "127.0.0.1:7100"
+from octavo.commands import defaults
+
 MAX_WORKERS = 64
 """On one machine."""
 INTERRUPTED = 130
@@ -62,7 +63,10 @@ def _up(options: argparse.Namespace) -> None:
     }
     given = {name: value for name, value in env.items() if value is not None}
     http_port = (options.port and options.port + 1) if options.http_port is None else options.http_port
-    ports = Ports(grpc=options.port, http=http_port)
+    manager_port = defaults.MANAGER_PORT if options.port == defaults.PORT else 0
+    if options.manager_port is not None:
+        manager_port = options.manager_port
+    ports = Ports(grpc=options.port, http=http_port, manager=manager_port)
     asyncio.run(up(workers=options.workers, ports=ports, env=given, models=names))
 
 
@@ -136,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="From the environment: OCTAVO_ADDRESS, OCTAVO_CACHE_MANAGER and OCTAVO_MODEL, instead of the options of "
         "these names; OCTAVO_API_KEY, where the gateway asks for one.",
     )
+    parser.add_argument("--version", action="version", version=f"octavo {version('octavo')}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
     up = verbs.add_parser(
@@ -148,10 +153,19 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=_whole(1, MAX_WORKERS), default=2, metavar="N", help="model processes (default 2)"
     )
     up.add_argument(
-        "--port", type=_whole(0, 65534), default=8500, help="of the gateway; 0: any free one (default 8500)"
+        "--port",
+        type=_whole(0, 65534),
+        default=defaults.PORT,
+        help="of the gateway; 0: any free one (default %(default)s)",
     )
     up.add_argument(
         "--http-port", type=_whole(0, 65535), metavar="PORT", help="of OpenAI's API (default: the one behind --port)"
+    )
+    up.add_argument(
+        "--manager-port",
+        type=_whole(0, 65535),
+        metavar="PORT",
+        help=f"of the cache manager (default {defaults.MANAGER_PORT}, or any free one where --port is not the default)",
     )
     up.add_argument(
         "--model",
@@ -244,12 +258,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
-    address = os.environ.get("OCTAVO_ADDRESS") or DEFAULT_ADDRESS
+    address = os.environ.get("OCTAVO_ADDRESS") or defaults.ADDRESS
     parser.add_argument("--address", default=address, metavar="HOST:PORT", help=f"of the gateway (default {address})")
 
 
 def _add_cache_managers(parser: argparse.ArgumentParser) -> None:
-    managers = os.environ.get("OCTAVO_CACHE_MANAGER") or DEFAULT_CACHE_MANAGER
+    managers = os.environ.get("OCTAVO_CACHE_MANAGER") or defaults.CACHE_MANAGER
     parser.add_argument(
         "--cache-manager",
         default=managers,

@@ -26,6 +26,8 @@ from octavo.ids import TenantTag
 from octavo.pool_part import NOTHING, PoolPart, parse_pool_part
 
 AUTHORIZATION = "authorization"
+FILE_VARIABLE = "OCTAVO_TENANTS_FILE"
+"""Names the file to every service that reads it."""
 """The metadata of a call that holds `Bearer KEY`."""
 
 MAX_NAME_CHARACTERS = 128
@@ -99,11 +101,13 @@ def read_tenants(file: Path) -> Tenants:
     """The tenants of a file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; names the variable that names it.
         ValueError: it is no tenants file; names the field at fault.
     """
     try:
         return parse_tenants(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OSError(f"{FILE_VARIABLE}: {file}: {error.strerror}") from error
     except ValueError as error:  # TOML that does not parse, and bytes that are no text, included
         raise ValueError(f"{file}: {error}") from error
 

@@ -27,10 +27,12 @@ _LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "bold red"}
 _UNSHOWN = frozenset({"time", "level", "service", "event", "traceback"})
 
 
-def as_curl(http_url: str, model: str) -> str:
-    """A question for OpenAI's API, to be pasted into a shell."""
+def as_curl(http_url: str, model: str, *, with_key: bool) -> str:
+    """A question for OpenAI's API, to be pasted into a shell; with the user's own key where one is wanted."""
     question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     ask = f"curl {http_url}/v1/chat/completions -H 'content-type: application/json'"
+    if with_key:
+        ask += ' -H "authorization: Bearer $OCTAVO_API_KEY"'
     return f"  {ask} \\\n    -d {shlex.quote(json.dumps(question))}"
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from deploy.local import Cluster, Ports, worker_names
+from octavo.commands import defaults
 from octavo.commands.console import ServiceLog, as_curl, err, out
 
 
@@ -57,16 +58,18 @@ def _greet(cluster: Cluster, models: Sequence[str]) -> None:
     workers = f"{len(cluster.workers)} worker{'s' if len(cluster.workers) > 1 else ''}"
     pools = cluster.workers[0].events("kv_pool")
     holds = f", each of which remembers {pools[-1]['tokens']:,} tokens ({_size(pools[-1]['bytes'])})" if pools else ""
-    at = "" if cluster.address == "127.0.0.1:8500" else f" --address {cluster.address}"
+    at = "" if cluster.address == defaults.ADDRESS else f" --address {cluster.address}"
+    manager = cluster.manager.address
+    managed_at = "" if manager == defaults.CACHE_MANAGER else f" --cache-manager {manager}"
     out.print(
         f"\n[bold]Octavo serves {escape(' and '.join(models))} at {cluster.address}[/bold] with {workers}{holds}.\n"
     )
     out.print(f'  octavo chat{at} "Why is the sky blue?"')
     out.print(f"  octavo stats{at}")
-    out.print(f"  octavo audit --cache-manager {cluster.manager.address}")
-    out.print(f"  octavo reset --cache-manager {cluster.manager.address}\n")
+    out.print(f"  octavo audit{managed_at}")
+    out.print(f"  octavo reset{managed_at}\n")
     out.print(f"OpenAI's API is at {cluster.http_url}/v1:\n")
-    out.print(f"{as_curl(cluster.http_url, models[0])}\n", markup=False, soft_wrap=True)
+    out.print(f"{as_curl(cluster.http_url, models[0], with_key=cluster.asks_for_keys)}\n", markup=False, soft_wrap=True)
     out.print("Ctrl-C stops everything.\n")
 
 

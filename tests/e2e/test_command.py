@@ -189,11 +189,12 @@ async def test_kill_leaves_nothing(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
-async def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+@pytest.mark.parametrize("option", ["--port", "--manager-port"])
+async def test_a_port_that_is_taken_is_said_in_one_line(option: str) -> None:
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     async with taken:
         port = taken.sockets[0].getsockname()[1]
-        code, said = await run("up", "--port", str(port))
+        code, said = await run("up", "--port", "0", option, str(port))
 
     assert code == 1
     assert said.startswith(f"octavo: port {port} cannot be used")

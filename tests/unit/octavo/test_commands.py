@@ -1,14 +1,17 @@
 """What the `octavo` command shows, and what it does not wait for."""
 
 import json
+import shlex
 import subprocess
 import sys
 from hashlib import sha256
+from importlib.metadata import version
 
 import pytest
 
 from deploy.process import StartFailed
-from octavo.commands.console import readable
+from octavo.__main__ import main
+from octavo.commands.console import as_curl, readable
 from octavo.commands.key import draw_key
 from octavo.commands.problems import explained, speaking_to
 from octavo.errors import Unauthenticated, UnknownModel
@@ -75,6 +78,22 @@ def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
 def test_a_reader_of_the_output_that_left_is_no_gateway_that_is_away() -> None:
     with pytest.raises(BrokenPipeError), speaking_to("host:1"):
         raise BrokenPipeError("[Errno 32] Broken pipe")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["octavo", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"octavo {version('octavo')}\n")
+
+
+def test_what_is_pasted_into_a_shell_shows_the_users_key_where_one_is_wanted() -> None:
+    open_to_all, to_tenants = (as_curl("http://host:1", "m", with_key=wanted) for wanted in (False, True))
+    assert "authorization" not in open_to_all
+    assert '-H "authorization: Bearer $OCTAVO_API_KEY"' in to_tenants
+    words = shlex.split(open_to_all)
+    assert words[:2] == ["curl", "http://host:1/v1/chat/completions"]
+    assert json.loads(words[words.index("-d") + 1])["model"] == "m"
 
 
 def test_help_waits_for_no_library() -> None:

@@ -104,7 +104,7 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name(tmp_path: Path) -> None
     file.write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"tenants\.toml: 'utf-8' codec"):
         read_tenants(file)
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.toml"):
+    with pytest.raises(OSError, match=r"OCTAVO_TENANTS_FILE: .*nowhere\.toml: No such file or directory"):
         read_tenants(tmp_path / "nowhere.toml")
 
 
