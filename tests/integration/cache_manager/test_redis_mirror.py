@@ -4,6 +4,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,27 @@ async def test_each_worker_has_an_index_of_its_own(redis: RedisServer, service: 
         await two.compute(1, prompt(2))
         await until_index_is(redis, one, members(prompt(1)))
         await until_index_is(redis, two, members(prompt(2)))
+
+
+@pytest.mark.parametrize(
+    "difference", [{"tokenizer_digest": b"u" * 32}, {"model_digest": b"n" * 32}, {"dtype": "bfloat16"}], ids=repr
+)
+async def test_two_managers_that_share_a_redis_never_mix_two_revisions_of_a_model(
+    redis: RedisServer, service: ManagerService, difference: dict[str, Any]
+) -> None:
+    """S12, where no manager sees both nodes: the same prompt under the same name has no member in common."""
+    async with (
+        manager_service(redis.url) as other,
+        service.worker("one") as one,
+        other.worker("two", **difference) as two,
+    ):
+        await one.compute(1, prompt(1))
+        await two.compute(1, prompt(1))
+        await until_index_is(redis, one, members(prompt(1)))
+        root = books.pool_spec(**difference).chain_root().hash()
+        theirs = {index_member(block) for block in block_hashes(root, prompt(1), 4)}
+        await until_index_is(redis, two, theirs | {WHOLE_MARK})
+        assert members(prompt(1)) & theirs == set()
 
 
 async def test_the_index_of_a_dropped_stream_is_dropped(redis: RedisServer, service: ManagerService) -> None:
