@@ -4,8 +4,9 @@ Blocks of one tree, which are all chains that begin with the same block, are on 
 the first block. So what one account keeps never leaves a hole in the chain of another.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.ids import NOBODY, BlockId, TenantTag
 
@@ -84,6 +85,14 @@ class Accounts:
         self.owners.clear()
         for account in self:
             account.blocks = 0
+
+    def copy(self) -> "Accounts":
+        """Others that stand alike, with the same blocks on them."""
+        twin = copy.copy(self)
+        twin.others = replace(self.others)
+        twin._named = {tenant: replace(account) for tenant, account in self._named.items()}
+        twin.owners = {block: twin.of_tenant(account.tenant) for block, account in self.owners.items()}
+        return twin
 
     def forget(self, blocks: Iterable[BlockId]) -> None:
         """Nothing is published in these blocks any more."""

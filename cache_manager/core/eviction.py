@@ -143,7 +143,7 @@ class EvictionOrder:
     def blocks(self) -> list[BlockId]:
         """All evictable blocks, the next victim first, if nothing happens in between."""
         count = len(self._evictable())
-        return copy.deepcopy(self).evict(count) if count else []
+        return self._twin().evict(count) if count else []
 
     def clear(self) -> None:
         """Nothing is published in any block any more."""
@@ -246,6 +246,13 @@ class EvictionOrder:
         """A block that was retained is one like any other from now on."""
         self._clock += 1
         self._rings.append(self._proven if self.state[block] == PROVEN else self._once, (block,), self._clock)
+
+    def _twin(self) -> "EvictionOrder":
+        """Another order of the same blocks, to try out what would happen."""
+        twin = copy.copy(self)
+        twin._rings, twin._accounts, twin._retention = self._rings.copy(), self._accounts.copy(), self._retention.copy()
+        twin.state, twin._put_off = self.state[:], self._put_off.copy()
+        return twin
 
     # ---- the audit -------------------------------------------------------------------------------------------
 

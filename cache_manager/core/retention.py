@@ -5,6 +5,7 @@ blocks of one account that wait, those whose time is up first leave first, and o
 which are the tails of their chains. So a block always leaves before its parent does.
 """
 
+import copy
 import heapq
 import math
 from collections.abc import Iterable, Iterator
@@ -93,6 +94,13 @@ class Retention:
     def blocks(self) -> list[BlockId]:
         """Those that wait, in no order."""
         return list(self._waits)
+
+    def copy(self) -> "Retention":
+        """Another one of the same blocks."""
+        twin = copy.copy(self)
+        twin.ends, twin._waits = self.ends.copy(), self._waits.copy()
+        twin._lines, twin._counts = [line[:] for line in self._lines], self._counts[:]
+        return twin
 
     def _still_waits(self, entry: tuple[float, int, BlockId]) -> bool:
         until, place, block = entry
