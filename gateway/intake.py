@@ -30,7 +30,7 @@ from gateway.core.request import (
 from gateway.core.turns import Answer, TurnMemory
 from octavo.errors import InvalidRequest
 from octavo.hashing import digest_of
-from octavo.records import SamplingParams, Scope, Submission
+from octavo.records import PoolSpec, SamplingParams, Scope, Submission
 
 _SEED_BITS = 64
 
@@ -91,14 +91,15 @@ class Intake:
         text = await _text_of(request.prompt, model)
         prompt = await _tokens_of(request.prompt, text, model, () if text is None else self._turns.recall(realm, text))
         patience = self._bounds.max_request_seconds if seconds_left is None else seconds_left
-        job = Job(
+        pools = self._pools_of(model)
+        return Job(
             request_id=uuid.uuid4().hex,
             request=request,
             model=model,
             submission=Submission(
                 request=0,
                 prompt=prompt,
-                max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+                max_tokens=_measured(prompt, request, pools),
                 samples=request.made_samples,
                 sampling=self._sampling_of(request),
                 stop_tokens=_stop_tokens(request, model),
@@ -116,8 +117,8 @@ class Intake:
             deadline=arrived + patience,
             text=text,
             realm=realm,
+            measured=bool(pools),
         )
-        return self.measured(job)
 
     def measured(self, job: Job) -> Job:
         """The job as the workers that there are can take it; as it is if it was measured before, or nobody is there.
@@ -125,13 +126,14 @@ class Intake:
         Raises:
             InvalidRequest: none of them ever can.
         """
-        pools = [] if job.measured else [worker.pool for worker in self._catalogue.taking(job.model)]
-        if not pools:
+        if job.measured:
             return job
-        prompt = job.submission.prompt
-        check_vocabulary(prompt, job.request, min(pool.vocab_size for pool in pools))
-        budget = output_budget(len(prompt), job.request.max_tokens, pools)
-        return replace(job, submission=replace(job.submission, max_tokens=budget), measured=True)
+        pools = self._pools_of(job.model)
+        max_tokens = _measured(job.submission.prompt, job.request, pools)
+        return replace(job, submission=replace(job.submission, max_tokens=max_tokens), measured=bool(pools))
+
+    def _pools_of(self, model: ServedModel) -> list[PoolSpec]:
+        return [worker.pool for worker in self._catalogue.taking(model)]
 
     def remember(self, job: Job, text: str, tokens: Sequence[int]) -> None:
         """An answer of a job, as its client was told: its text may come again, in the prompt of the next turn."""
@@ -180,6 +182,14 @@ class Intake:
             frequency_penalty=request.frequency_penalty,
             logit_bias=tuple(sorted(request.logit_bias.items())),
         )
+
+
+def _measured(prompt: Sequence[int], request: Generation, pools: Sequence[PoolSpec]) -> int:
+    """Output tokens a sample may have, by the pools that there are. Raises InvalidRequest where none can ever do."""
+    if not pools:
+        return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    check_vocabulary(prompt, request, min(pool.vocab_size for pool in pools))
+    return output_budget(len(prompt), request.max_tokens, pools)
 
 
 def _scope_of(prompt: Sequence[int], salt: bytes, model: ServedModel) -> Scope:
