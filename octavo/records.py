@@ -433,6 +433,8 @@ class BeamSearch:
     """Texts are ranked by the logarithm of their probability over their length to this power."""
     early_stopping: bool = False
     """End as soon as `width` texts have ended, though better ones may come."""
+    exhaustive: bool = False
+    """End only when no beam could do better even at its full length; not with `early_stopping`."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -79,6 +79,8 @@ def require_beam(beam: BeamSearch, *, samples: int, temperature: float, logprobs
         raise InvalidRequest(f"n: {samples} with beam.width {beam.width}, wanted at most as many")
     if not -8 <= beam.length_penalty <= 8:
         raise InvalidRequest(f"beam.length_penalty: {beam.length_penalty:.9g}, wanted from -8 to 8")
+    if beam.exhaustive and beam.early_stopping:
+        raise InvalidRequest("beam.exhaustive: true with beam.early_stopping, wanted one of them at most")
     if temperature != 0:
         raise InvalidRequest(f"temperature: {temperature:.9g} with beam, wanted 0: a search draws nothing")
     if logprobs is not None:

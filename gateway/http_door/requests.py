@@ -4,7 +4,7 @@ The fields are OpenAI's, and those that vLLM added and load generators send. Eac
 where it changes nothing, or refused by its name (docs/adr/0030-the-http-door.md).
 """
 
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
@@ -72,8 +72,8 @@ class GenerationFields(Fields):
     """Search with `best_of` or `n` beams instead of drawing."""
     length_penalty: Float32 | None = None
     """Of that search."""
-    early_stopping: bool | None = None
-    """Of that search."""
+    early_stopping: bool | Literal["never"] | None = None
+    """Of that search: true ends it with the first texts, "never" only when no beam could do better at `max_tokens`."""
     prompt_logprobs: Int32 | None = None
     return_token_ids: bool | None = None
     """Tell `token_ids` and `prompt_token_ids`."""
@@ -153,7 +153,8 @@ class GenerationFields(Fields):
         return BeamSearch(
             width=_or(self.best_of, self.samples),
             length_penalty=_or(self.length_penalty, 1.0),
-            early_stopping=bool(self.early_stopping),
+            early_stopping=self.early_stopping is True,
+            exhaustive=self.early_stopping == "never",
         )
 
 

@@ -214,22 +214,26 @@ class BeamSearch(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    EXHAUSTIVE_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """beams kept"""
     length_penalty: _builtins.float
     """unset: 1. Scores are cumulative_logprob / length ^ length_penalty"""
     early_stopping: _builtins.bool
     """end as soon as `width` texts have ended, though better ones may come"""
+    exhaustive: _builtins.bool
+    """end only when no beam could do better at max_tokens; not with early_stopping"""
     def __init__(
         self,
         *,
         width: _builtins.int = ...,
         length_penalty: _builtins.float | None = ...,
         early_stopping: _builtins.bool = ...,
+        exhaustive: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "early_stopping", b"early_stopping", "exhaustive", b"exhaustive", "length_penalty", b"length_penalty", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
     _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015

@@ -71,7 +71,12 @@ def sampling_from_wire(message: types_v1.SamplingParams) -> SamplingParams:
 def beam_to_wire(beam: BeamSearch | None) -> types_v1.BeamSearch | None:
     if beam is None:
         return None
-    return types_v1.BeamSearch(width=beam.width, length_penalty=beam.length_penalty, early_stopping=beam.early_stopping)
+    return types_v1.BeamSearch(
+        width=beam.width,
+        length_penalty=beam.length_penalty,
+        early_stopping=beam.early_stopping,
+        exhaustive=beam.exhaustive,
+    )
 
 
 def beam_from_wire(message: types_v1.BeamSearch) -> BeamSearch:
@@ -80,6 +85,7 @@ def beam_from_wire(message: types_v1.BeamSearch) -> BeamSearch:
         width=message.width,
         length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
         early_stopping=message.early_stopping,
+        exhaustive=message.exhaustive,
     )
 
 

@@ -154,6 +154,7 @@ beams = record(
     width=u32,
     length_penalty=between(-8, 8),
     early_stopping=st.booleans(),
+    exhaustive=st.booleans(),
 )
 
 

@@ -38,7 +38,8 @@ def beam_search(
         ended = sorted(ended, key=lambda one: -one[0])[: beam.width]
         full = len(ended) == beam.width
         worst = ended[-1][0] if full else -inf
-        if full and going and (beam.early_stopping or going[0][0] / length**beam.length_penalty <= worst):
+        end = max_tokens if beam.exhaustive and beam.length_penalty > 0 else length
+        if full and going and (beam.early_stopping or going[0][0] / end**beam.length_penalty <= worst):
             break
         if not going:
             break

@@ -8,7 +8,8 @@ The rules are those of transformers' `generate(num_beams=width)` (5.24), so that
   is among the best `width` of all; the best `width` finished texts are kept. They are ranked by the logarithm of their
   probability over their length, the stop token counted, to the power of `length_penalty`.
 - The search is over when nothing can go on; with `early_stopping` when `width` texts have finished; without it when the
-  best beam, ranked as if it ended now, does not beat the worst of `width` finished texts.
+  best beam, ranked as if it ended now, does not beat the worst of `width` finished texts; an `exhaustive` one ranks it
+  as if it ended with `max_tokens`, where a longer text counts for more (transformers' early_stopping="never").
 
 Of equals, the earlier beam's and the one listed first comes first. Pure: knows no sequences and no blocks.
 """
@@ -16,7 +17,6 @@ Of equals, the earlier beam's and the one listed first comes first. Pure: knows 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
 from typing import NamedTuple
 
 from octavo.records import BeamSearch, FinishReason
@@ -81,7 +81,7 @@ class Beams:
         ending = [branch for branch in branches[: self._beam.width] if lasts or branch.token in self._stops]
         self._finish([self._text(branch, outputs[branch.parent], length) for branch in ending])
         kept = going[: self._beam.width]
-        if not kept or self._is_over(kept[0].cumulative / length**self._beam.length_penalty):
+        if not kept or self._is_over(kept[0].cumulative, length):
             return []
         self._cumulative = [branch.cumulative for branch in kept]
         return kept
@@ -114,7 +114,9 @@ class Beams:
         ranked = sorted((*self._finished, *texts), key=lambda text: -text.score)
         self._finished = ranked[: self._beam.width]
 
-    def _is_over(self, best_possible: float) -> bool:
-        full = len(self._finished) == self._beam.width
-        worst = self._finished[-1].score if full else -inf
-        return full and (self._beam.early_stopping or best_possible <= worst)
+    def _is_over(self, best: float, length: int) -> bool:
+        if len(self._finished) < self._beam.width:
+            return False
+        penalty = self._beam.length_penalty
+        end = self._max_tokens if self._beam.exhaustive and penalty > 0 else length
+        return self._beam.early_stopping or best / end**penalty <= self._finished[-1].score

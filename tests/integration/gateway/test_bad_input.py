@@ -115,6 +115,10 @@ BAD: dict[str, tuple[v1.GenerateRequest, str]] = {
         "beam.length_penalty: inf, wanted from -8 to 8",
     ),
     "beams that draw": (text(temperature=0.5, beam=BeamSearch(width=2)), "temperature: 0.5 with beam, wanted 0"),
+    "beams that hurry and wait": (
+        text(beam=BeamSearch(width=2, early_stopping=True, exhaustive=True)),
+        "beam.exhaustive: true with beam.early_stopping, wanted one of them at most",
+    ),
     "beams with logprobs": (text(logprobs=0, beam=BeamSearch(width=2)), "logprobs: 0 with beam, wanted none"),
     "the best of beams": (text(best_of=2, beam=BeamSearch(width=2)), "best_of: 2 with beam, wanted none"),
     "an empty stop string": (text(stop=["a", ""]), "stop[1]: 0 bytes, wanted 1 to 1024"),

@@ -232,11 +232,12 @@ async def test_every_form_of_sampling_reaches_the_worker(http: httpx2.AsyncClien
     for path, body in (
         ("completions", {"prompt": [5, 6], "max_tokens": 2, "echo": True, "logprobs": 4} | knobs | more),
         ("completions", {"prompt": [5, 6], "max_tokens": 2} | search),
+        ("completions", {"prompt": [5, 6], "max_tokens": 2} | search | {"early_stopping": "never"}),
         ("chat/completions", {"max_tokens": 2, "timeout_seconds": 30, "retain_seconds": 60, "priority": -7} | chat),
     ):
         await http.post(f"/v1/{path}", json=body)
 
-    drawn, searched, chatted = fleet.workers[0].submissions
+    drawn, searched, exhausted, chatted = fleet.workers[0].submissions
     sampling = drawn.sampling
     assert {name: getattr(sampling, name) for name in knobs} == knobs
     assert sampling.logit_bias == ((5, 100.0), (9, -3.5))
@@ -244,6 +245,7 @@ async def test_every_form_of_sampling_reaches_the_worker(http: httpx2.AsyncClien
     assert (drawn.min_tokens, drawn.samples, drawn.logprobs, drawn.prompt_logprobs) == (2, 3, 4, 4)
     assert searched.beam == BeamSearch(width=4, length_penalty=0.5, early_stopping=True)
     assert (searched.sampling.temperature, searched.samples) == (0.0, 2)
+    assert exhausted.beam == BeamSearch(width=4, length_penalty=0.5, exhaustive=True)
     assert (chatted.logprobs, chatted.prompt_logprobs, chatted.retain_seconds) == (5, 3, 60)
     assert chatted.scope.salt
     assert chatted.priority == -7

@@ -39,17 +39,27 @@ def assert_found(serving: Stack, request: Submission, **generation: Any) -> None
         samples=request.samples,
         stop=stop,
         length_penalty=request.beam.length_penalty,
-        early_stopping=request.beam.early_stopping,
+        early_stopping="never" if request.beam.exhaustive else request.beam.early_stopping,
         **generation,
     )
     heard = serving.gateway.heard.of(request.request)
     assert [heard.tokens.get(sample, []) for sample in range(request.samples)] == theirs
 
 
-@pytest.mark.parametrize(("length_penalty", "early_stopping"), [(1.0, False), (1.0, True), (0.0, False), (2.0, True)])
-async def test_four_beams_find_what_transformers_finds(folder: Path, length_penalty: float, early_stopping: bool):
+@pytest.mark.parametrize(
+    ("length_penalty", "ends"),
+    [
+        (1.0, {}),
+        (1.0, {"early_stopping": True}),
+        (0.0, {}),
+        (2.0, {"early_stopping": True}),
+        (1.0, {"exhaustive": True}),
+        (-1.0, {"exhaustive": True}),
+    ],
+)
+async def test_four_beams_find_what_transformers_finds(folder: Path, length_penalty: float, ends: dict[str, bool]):
     """With the model's own end, and with one that comes often."""
-    beam = BeamSearch(width=4, length_penalty=length_penalty, early_stopping=early_stopping)
+    beam = BeamSearch(width=4, length_penalty=length_penalty, **ends)
     async with stack(folder, blocks=64) as serving:
         plain = search(1, prompt(1, SIZE + 5), beam)
         await serving.serve(plain)

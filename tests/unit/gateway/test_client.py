@@ -54,7 +54,10 @@ generations = st.builds(
     prompt_logprobs=st.none() | counts,
     best_of=st.none() | signed.filter(bool),
     stream_interval=st.none() | signed.filter(bool),
-    beam=st.none() | st.builds(BeamSearch, width=counts, length_penalty=single, early_stopping=st.booleans()),
+    beam=st.none()
+    | st.builds(
+        BeamSearch, width=counts, length_penalty=single, early_stopping=st.booleans(), exhaustive=st.booleans()
+    ),
 )
 logprobs = st.lists(
     st.builds(TokenLogprobs, single, st.lists(st.tuples(counts, single), max_size=3).map(tuple)), max_size=3

@@ -38,14 +38,14 @@ def search(prompt: list[int], beam: BeamSearch, stops: set[int], max_tokens: int
     prompt=st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
     width=st.integers(1, 4),
     length_penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]),
-    early_stopping=st.booleans(),
+    ends=st.sampled_from([{}, {"early_stopping": True}, {"exhaustive": True}]),
     stops=st.sets(st.integers(0, VOCABULARY - 1), max_size=2),
     max_tokens=st.integers(1, 8),
 )
 def test_a_search_finds_what_the_rules_say(
-    prompt: list[int], width: int, length_penalty: float, early_stopping: bool, stops: set[int], max_tokens: int
+    prompt: list[int], width: int, length_penalty: float, ends: dict[str, bool], stops: set[int], max_tokens: int
 ) -> None:
-    beam = BeamSearch(width=width, length_penalty=length_penalty, early_stopping=early_stopping)
+    beam = BeamSearch(width=width, length_penalty=length_penalty, **ends)
     assert search(prompt, beam, stops, max_tokens, width) == beam_search(prompt, scores, beam, stops, max_tokens)
 
 
