@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from transformers import LlamaConfig
 
 from deploy.local import Cluster
@@ -26,7 +27,7 @@ from gateway.core.request import Generation, TokenPrompt
 from gateway.core.retries import NEVER
 from octavo.commands.model import fetch_model
 from octavo.errors import Draining
-from octavo.service import open_channel, probe
+from octavo.service import open_channel
 from tests.support.cluster import Client
 from tests.support.scrape import scrape
 from tests.support.tiny_model import SHAPE, save
@@ -280,10 +281,10 @@ async def everybody_leaves(fleet: Fleet, tokens: int) -> None:
 
 async def leaves(process: Process, streams: list[Stream]) -> None:
     """It is asked to, says that it takes nothing new, serves on, and is gone before it would be killed."""
-    os.kill(process.pid, signal.SIGTERM)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while process.running and await asyncio.to_thread(probe, process.address):
-            pass
-    assert process.running, "it left before it said so"
+    async with open_channel(process.address) as channel:
+        readiness = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await readiness.read()).status == health_pb2.HealthCheckResponse.SERVING
+        os.kill(process.pid, signal.SIGTERM)
+        assert (await readiness.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     await asyncio.gather(*(stream.grows() for stream in streams))
     assert await process.exited() == 0
