@@ -12,8 +12,9 @@ token of every stream in steps of 20 ms. Needs `octavo model fetch` once, for th
   many tokens one had.
 - `relay_added_ms_p50`, `_p99`, with `_512` at the end for 512 streams: from a step to its token at the client, less the
   same for a client that reads the worker's stream itself.
-- All of these with `_by_4` at the end: the same with `stream_interval` 4. Of four tokens three wait for the last one.
-- `relay_http_tok_s_core_64`, `relay_http_cpu_us_per_token_64`, with `_512` and `_by_4`: the same over HTTP, as
+- All of these with `_by_4`, `_by_8` at the end: the same with a `stream_interval` of so many. Of four tokens three wait
+  for the last one.
+- `relay_http_tok_s_core_64`, `relay_http_cpu_us_per_token_64`, with `_512`, `_by_4` and `_by_8`: the same over HTTP, as
   server-sent events on a connection a stream.
 - `routed_per_s`: requests for one token that 64 callers send one after another, over the gateway's CPU seconds; beside
   it how many there were in a second.
@@ -42,7 +43,7 @@ from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
 from octavo.wire.serve import report_from_wire, submission_to_wire
 
 STREAMS = (64, 512)
-INTERVALS = (1, 4)
+INTERVALS = (1, 4, 8)
 CALLERS = 64
 CALLS = 20
 """One after another, of each."""
