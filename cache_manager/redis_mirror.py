@@ -24,10 +24,10 @@ from octavo.redis_client import Command, RedisClient, ResponseError
 
 log = logging.getLogger("octavo.cache_manager.redis_mirror")
 
-PACE_SECONDS = 0.1
+PACE_SECONDS = 0.2
 """Least time from batch to batch. The first change after a pause is sent at once; under load the changes gather, since
-a batch costs a round trip and 0.2 ms of CPU however small it is, and 0.03 ms for each worker. A gateway counts what it
-sent somewhere itself as held there, so only another one's prompts are found that much later."""
+a batch costs a round trip and 0.2 ms of CPU however small it is, and 0.06 ms for each worker. What a gateway has sent
+somewhere it counts as held there itself, and the others do by its claim, which outlives this many times."""
 
 LAST_WORDS_SECONDS = 1.0
 """What Redis has to hear them in."""
