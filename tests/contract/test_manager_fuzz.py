@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import grpc
@@ -39,8 +40,11 @@ SERVICE = v1.DESCRIPTOR.services_by_name["CacheManager"]
 ANSWERED_ONCE = [method for method in SERVICE.methods if not method.client_streaming]
 EXAMPLES = 4 * settings.default.max_examples
 ACTS_AN_EXAMPLE = 9
-MESSAGES = EXAMPLES * 25 // 3
-"""At least; 10,000 where tests are to be thorough."""
+MESSAGES = 10_000
+"""In all: when hypothesis has drawn its examples, what it drew is done again in other orders until so many are said."""
+
+ACTS_AGAIN = 100
+"""In a row, of those that are done again."""
 
 PATIENCE_SECONDS = 30
 BAD, GOOD = WorkerId("bad"), WorkerId("good")
@@ -385,6 +389,7 @@ def _require_balance(audit: PoolAudit | None) -> None:
 
 
 def test_nothing_that_is_said_breaks_a_manager() -> None:
+    done: list[Act] = []
     with asyncio.Runner() as runner:
         process = manager_process(audit=True, lease_seconds=3600)
         runner.run(process.start())
@@ -395,13 +400,16 @@ def test_nothing_that_is_said_breaks_a_manager() -> None:
             @settings(max_examples=EXAMPLES)
             @given(st.lists(acts, min_size=ACTS_AN_EXAMPLE, max_size=ACTS_AN_EXAMPLE))
             def say(drawn: list[Act]) -> None:
+                done.extend(drawn)
                 runner.run(stage.example(drawn))
 
             say()
+            dice = Random(MESSAGES)
+            while stage.messages < MESSAGES:
+                runner.run(stage.example(dice.sample(done, ACTS_AGAIN)))
             runner.run(stage.close())
         finally:
             runner.run(process.kill())
-    assert stage.messages >= MESSAGES
 
 
 async def _opened(address: str) -> Stage:
