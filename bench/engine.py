@@ -6,6 +6,8 @@ A step is the whole of `Runner.execute`: tensors of the plan, forward pass, draw
 that what else the machine does hurts all alike:
 
 - `linears`: the model's matrix products alone, one `F.linear` each, on the same numbers of rows;
+- `products`: the same, by the fast road's own products (`packed`: by oneDNN's packed ones, where those are others);
+- `reading`: the same weights, only read: the floor of a step of few rows on this machine at this hour;
 - `generic`: the same step through transformers' own modules.
 
 transformers' continuous batching runs by itself in between, in the same process, with as many threads. A ratio is the
@@ -21,8 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
-from bench.engine_rivals import ContinuousBatching, Linears
+from bench.engine_rivals import ContinuousBatching, Linears, Reading
 from bench.engine_wait import measure_waits
 from bench.kernels import Times, race, ratio
 from octavo import models
@@ -31,6 +34,7 @@ from octavo.ids import BlockId, SequenceId
 from octavo.models import ModelFolder
 from octavo.records import SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan
+from worker.model import linear
 from worker.model.loader import Road
 from worker.runner import Runner, RunnerOptions, open_runner
 
@@ -76,15 +80,35 @@ def _chunk(sequence: int, start: int, tokens: tuple[int, ...], blocks: Sequence[
     return Chunk(sequence=SequenceId(sequence), start=start, tokens=tokens, table=table, draws=draws)
 
 
-def time_steps(roads: Mapping[Road, Runner], plan: StepPlan, linears: Linears, seconds: float) -> Times:
-    """Seconds of every turn of each road, and of the products alone."""
-    rows = sum(len(chunk.tokens) for chunk in plan.chunks)
+class Parts:
+    """What a step is made of, alone: its products, multiplied in several ways, and their weights, read."""
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+        ours = linear.choose(device=CPU, dtype=dtype)
+        ways = {"linears": linear.plain, "products": ours} | (
+            {} if ours is linear.packed else {"packed": linear.packed}
+        )
+        self.ways = {name: Linears(model, make) for name, make in ways.items()}
+        self.reading = Reading(model)
+
+    def runners(self, plan: StepPlan) -> dict[str, Callable[[int], object]]:
+        """Each by its name."""
+        rows, logit_rows = sum(len(chunk.tokens) for chunk in plan.chunks), len(plan.chunks)
+
+        def of(products: Linears) -> Callable[[int], object]:
+            return lambda _: products(rows, logit_rows)
+
+        return {**{name: of(way) for name, way in self.ways.items()}, "reading": lambda _: self.reading()}
+
+
+def time_steps(roads: Mapping[Road, Runner], plan: StepPlan, parts: Parts, seconds: float) -> Times:
+    """Seconds of every turn of each road, and of its parts alone."""
 
     def step(runner: Runner) -> Callable[[int], object]:
         return lambda _: runner.execute(plan)
 
     steps = {road: step(runner) for road, runner in roads.items()}
-    return race(CPU, 1, {**steps, "linears": lambda _: linears(rows, len(plan.chunks))}, seconds)
+    return race(CPU, 1, {**steps, **parts.runners(plan)}, seconds)
 
 
 def decode_lines(sequences: int, times: Times, rival_seconds: float) -> Iterator[dict[str, object]]:
@@ -98,7 +122,14 @@ def decode_lines(sequences: int, times: Times, rival_seconds: float) -> Iterator
         "length": LENGTH,
         "generic_ms": round(medians["generic"], 2),
         "linears_ms": round(medians["linears"], 2),
+        "reading_ms": round(medians["reading"], 2),
         "continuous_batching_ms": round(rival_seconds * 1e3, 2),
+    }
+    yield {
+        "name": f"products_ms_b{sequences}",
+        "value": round(medians["products"], 2),
+        "unit": "ms",
+        **{f"{way}_ms": round(medians[way], 2) for way in ("packed", "linears", "reading") if way in medians},
     }
     yield _ratio(f"step_vs_linears_b{sequences}", ratio(times, "fast", "linears"), turns)
     yield _ratio(f"step_vs_generic_b{sequences}", ratio(times, "generic", "fast"), turns)
@@ -130,12 +161,13 @@ def measure_steps(folder: ModelFolder, dtype: str, threads: int, seconds: float)
     roads: dict[Road, Runner] = {road: open_road(folder, road, dtype, threads) for road in ("fast", "generic")}
     block_size = roads["fast"].pool.shape.block_size
     rival = ContinuousBatching(folder.path, dtype)
-    linears = Linears(rival.model)
+    parts = Parts(rival.model, getattr(torch, dtype))
+    yield {"name": "weight_mb_read", "value": round(parts.reading.num_bytes / 1e6, 1), "unit": "MB"}
     for sequences in DECODES:
-        times = time_steps(roads, decode_plan(sequences, block_size), linears, seconds)
+        times = time_steps(roads, decode_plan(sequences, block_size), parts, seconds)
         yield from decode_lines(sequences, times, rival.decode_seconds(sequences, LENGTH))
     for tokens in PREFILLS:
-        times = time_steps(roads, prefill_plan(tokens, block_size, folder.vocab_size), linears, seconds)
+        times = time_steps(roads, prefill_plan(tokens, block_size, folder.vocab_size), parts, seconds)
         yield from prefill_lines(tokens, times, rival.prefill_seconds(tokens))
 
 

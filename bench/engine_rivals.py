@@ -1,4 +1,4 @@
-"""What a step of the engine is measured against: the model's products alone, and transformers' continuous batching."""
+"""What a step of the engine is measured against: the model's weights read, its products alone, and another engine."""
 
 import statistics
 from itertools import pairwise
@@ -7,10 +7,11 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging as transformers_logging
+
+from worker.model.linear import MakeLinear, plain
 
 PAGE = 16
 MOST_TOKENS = 1024
@@ -22,24 +23,48 @@ NEW_TOKENS = 24
 class Linears:
     """Every matrix product of a model once, each a plain `F.linear`: what a step cannot do without."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        head = cast(nn.Linear, model.get_output_embeddings())
-        self._head = head.weight.detach()
-        self._weights = [m.weight.detach() for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    def __init__(self, model: PreTrainedModel, make: MakeLinear = plain) -> None:
+        """Take the weights of `model`; `make` holds those of a product in another way than as they are."""
+        layers, head = _weights(model)
+        self._products = [(make(weight, None), weight.shape[1]) for weight in layers]
+        self._head = make(head, None), head.shape[1]
+        self._dtype = head.dtype
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}
 
     def __call__(self, rows: int, logit_rows: int) -> torch.Tensor:
         """Multiply: so many rows by the layers' weights, so many by the head's."""
         with torch.inference_mode():
-            for weight in self._weights:
-                linear(self._input(rows, weight), weight)
-            return linear(self._input(logit_rows, self._head), self._head)
+            for multiply, width in self._products:
+                multiply(self._input(rows, width))
+            multiply, width = self._head
+            return multiply(self._input(logit_rows, width))
 
-    def _input(self, rows: int, weight: torch.Tensor) -> torch.Tensor:
-        size = rows, weight.shape[1]
+    def _input(self, rows: int, width: int) -> torch.Tensor:
+        size = rows, width
         if size not in self._inputs:
-            self._inputs[size] = torch.randn(size).to(weight.dtype)
+            self._inputs[size] = torch.randn(size).to(self._dtype)
         return self._inputs[size]
+
+
+class Reading:
+    """Every weight of a model's products once, only read, one after the other: what no step of few rows is under."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        layers, head = _weights(model)
+        self._weights = [weight.contiguous().flatten().view(torch.float32) for weight in (*layers, head)]
+        self.num_bytes = sum(weight.nbytes for weight in self._weights)
+
+    def __call__(self) -> None:
+        """Read."""
+        for weight in self._weights:
+            weight.sum()
+
+
+def _weights(model: PreTrainedModel) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Those of the layers' products, and the head's."""
+    head = cast(nn.Linear, model.get_output_embeddings())
+    layers = [m.weight.detach() for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    return layers, head.weight.detach()
 
 
 class ContinuousBatching:
