@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from bench.eviction import replay
 from bench.fleet_model import ModelledFleet, Outcome, Rates
@@ -205,21 +205,37 @@ def plot(lines: Sequence[Line], path: Path) -> None:
 
     matplotlib.use("agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     places = list(dict.fromkeys((line["trace"], line["share"]) for line in lines if "policy" in line))
     columns = len(SHARES)
     figure, grid = pyplot.subplots(
-        -(-len(places) // columns), columns, figsize=(11, 3.6 * -(-len(places) // columns)), dpi=140, squeeze=False
+        -(-len(places) // columns), columns, figsize=(11, 3.2 * -(-len(places) // columns)), dpi=100, squeeze=False
     )
     for axes, (trace, share) in zip(grid.flat, places, strict=False):
         axes.set(title=f"{trace}, {share} % of the working set", xlabel="blocks found, %", ylabel="TTFT p95, s")
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.margins(x=0.3, y=0.15)
         axes.grid(alpha=0.3, linewidth=0.5)
-        for line in lines:
-            if (line.get("trace"), line.get("share")) == (trace, share):
-                own = line["policy"] == OWN
-                axes.plot(line["hit_percent"], line["ttft_p95"], "o", color="tab:blue" if own else "0.45")
-                axes.annotate(str(line["policy"]), (line["hit_percent"], line["ttft_p95"]), fontsize=7)
+        here = [line for line in lines if (line.get("trace"), line.get("share")) == (trace, share)]
+        for place, line in enumerate(sorted(here, key=lambda line: cast("float", line["ttft_p95"]))):
+            colour = {OWN: "tab:blue", BOUND: "tab:green"}.get(str(line["policy"]), "0.4")
+            at = line["hit_percent"], line["ttft_p95"]
+            side = ("left", 5) if place % 2 else ("right", -5)  # neighbours' names stand apart
+            axes.plot(*at, "o", color=colour, markersize=5)
+            axes.annotate(
+                str(line["policy"]),
+                at,
+                (side[1], 0),
+                textcoords="offset points",
+                fontsize=7,
+                color=colour,
+                ha=side[0],
+                va="center",
+            )
     figure.tight_layout()
     figure.savefig(path)
 

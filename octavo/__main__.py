@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     stats.add_argument("--json", action="store_true", help="for programs")
     stats.set_defaults(run=_stats)
 
-    explain = verbs.add_parser("explain", help="say what workers remember of a question, and why no more")
+    explain = verbs.add_parser("explain", help="say what workers remember of a question, and what it would cost there")
     explain.add_argument("prompt", help="the question, as it would be asked with `octavo chat`")
     _add_address(explain)
     explain.add_argument("--system", metavar="TEXT", help="what the model should know and be")

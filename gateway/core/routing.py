@@ -10,8 +10,7 @@ The first two are the request's own wait. `others` is what it costs everybody el
 the blocks push out others that would have been found, by the part of the pool that is `remembered`, and whoever waits
 in the fleet waits so much longer. So a prompt stays with its holder while that costs a moderate wait; in a fleet where
 many wait it stays at nearly any price, for there to compute twice is what makes them wait; and where nobody holds
-anything, only the queues count. What a hit saves counts by the part that it is of all there is to save: a small part is
-a head that many prompts have in common and every worker soon holds, a large one is the prompt's own conversation.
+anything, only the queues count.
 
 What is computed anew is not in vain for those who ask for it, so it counts once for all of them: this prompt, and those
 on their way that begin with the same. A conversation, which nobody else asks for, stays where it is; a prefix that many
@@ -51,7 +50,7 @@ T = TypeVar("T")
 class Shares:
     """What things count against a token that is computed. Chosen on recorded traffic (bench/routing.py)."""
 
-    remembered: float = 16.0
+    remembered: float = 8.0
     """A token that is computed in vain in a pool full of what may be asked for again, which it pushes out."""
     positions: float = 1 / 16
     """A position that is only held, or that makes room."""
@@ -75,10 +74,8 @@ class Surroundings:
 
     waiting_prompts: float
     """Per worker."""
-    most_prefill: int
-    """What it would compute at the worker that has least of it."""
     least_prefill: int
-    """At the one that has most."""
+    """What it would compute at the worker that has most of it."""
     askers: int
     """Prompts that are on their way and begin with all that this one has, with this one."""
 
@@ -144,7 +141,6 @@ def choose(
     longest = max(hit.tokens for _, hit in judged)
     fleet = Surroundings(
         waiting_prompts=sum(standing.queued_prompts for standing in standings) / len(standings),
-        most_prefill=max(prefills),
         least_prefill=min(prefills),
         askers=1 + sum(hit.sharers for _, hit in judged if hit.tokens == longest),
     )
@@ -169,7 +165,7 @@ def cost_of(work: Work, standing: Standing, hit: Hit, fleet: Surroundings, share
     return Cost(
         prefill_tokens=prefill,
         queued_tokens=max(0, standing.queued_tokens - hit.coming_tokens),
-        others_tokens=per_token * _in_vain(prefill, fleet),
+        others_tokens=per_token * (prefill - fleet.least_prefill) / fleet.askers,
         decode_tokens=shares.positions * standing.held_tokens,
         memory_tokens=shortage + shares.positions * occupied * wanted,
     )
@@ -182,12 +178,6 @@ def home_of(prompt: Sequence[int], standings: Sequence[Standing]) -> Standing:
     """
     key = token_bytes(prompt[:HOME_TOKENS])
     return max(standings, key=lambda standing: digest_of(standing.info.worker_id.encode(), key))
-
-
-def _in_vain(prefill: int, fleet: Surroundings) -> float:
-    """What is computed though the best holder has it, for each of those who ask; see above how savings count."""
-    most = fleet.most_prefill
-    return ((most - fleet.least_prefill) ** 2 - (most - prefill) ** 2) / most / fleet.askers
 
 
 def _reused(work: Work, hit: Hit) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from bench.fleet_model import ModelledFleet, Rates
 from bench.replay import Arrival, timed
-from bench.routing import SHARES, cut, main, setting, working_set
+from bench.routing import SHARES, cut, half_of, main, setting, working_set
 from bench.routing_rivals import octavo, policies
 
 
@@ -19,6 +19,23 @@ def test_every_policy_is_played_and_compared_in_one_run(capsys: pytest.CaptureFi
         assert lines[f"p95_vs_best_agent_text_{share}"]["best"] in policies()
     assert 0 < lines["hit_vs_global_agent_text_100"]["value"] <= 1.05
     assert (tmp_path / "plot.png").stat().st_size > 0
+
+
+def test_the_rule_is_played_with_each_of_its_shares_halved_and_doubled(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--quick", "--processes", "1", "--only", "agent_text", "--half", "2", "--sensitivity"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    played = ["octavo", "remembered_x0.5", "remembered_x2", "positions_x0.5", "positions_x2"]
+    assert [line["policy"] for line in lines] == played * len(SHARES)
+    assert {line["trace"] for line in lines} == {"agent_text_half2"}
+
+
+def test_two_halves_are_the_whole_and_each_begins_at_once() -> None:
+    trace = timed("agent_text")
+    first, second = half_of(trace, 1), half_of(trace, 2)
+    assert [each.prompt for half in (first, second) for each in half.arrivals] == [
+        each.prompt for each in trace.arrivals
+    ]
+    assert first.arrivals[0].at == second.arrivals[0].at == 0
 
 
 def test_another_trace_is_read_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

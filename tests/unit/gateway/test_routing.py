@@ -17,8 +17,8 @@ from tests.support.fleets import news, pool, snapshot, worker
 BLOCK = 16
 WARM = {"cached_blocks": 1024}
 """A worker whose pool is full of what it remembers."""
-UNSEEN = Surroundings(waiting_prompts=0, most_prefill=200, least_prefill=1, askers=1)
-"""Somebody has nothing of a prompt of 200 tokens, and nobody waits."""
+UNSEEN = Surroundings(waiting_prompts=0, least_prefill=1, askers=1)
+"""Somebody has all of a prompt, and nobody waits."""
 
 
 def standings(*workers: WorkerInfo) -> tuple[Standing, ...]:
@@ -56,7 +56,7 @@ def test_an_unseen_prompt_goes_to_the_idle_worker_with_the_larger_pool() -> None
 def test_a_long_queue_outweighs_a_short_hit_and_a_short_queue_does_not() -> None:
     idle = worker("idle", **WARM)
     assert chosen(work(), worker("holder", queued_prefill_tokens=2900, **WARM), idle, holder=160) == "idle"
-    assert chosen(work(), worker("holder", queued_prefill_tokens=1500, **WARM), idle, holder=160) == "holder"
+    assert chosen(work(), worker("holder", queued_prefill_tokens=1200, **WARM), idle, holder=160) == "holder"
 
 
 def test_a_pool_that_is_held_to_the_brim_is_avoided_even_by_those_it_holds_a_prefix_for() -> None:
@@ -128,13 +128,13 @@ def test_every_term_of_the_cost_is_named() -> None:
     standing = standings(
         worker("a", spec=pool(num_blocks=100), queued_prefill_tokens=70, held_blocks=20, cached_blocks=30)
     )[0]
-    fleet = Surroundings(waiting_prompts=1.5, most_prefill=200, least_prefill=8, askers=3)
+    fleet = Surroundings(waiting_prompts=1.5, least_prefill=8, askers=3)
     cost = cost_of(work(200, output=40), standing, Hit(160), fleet)
 
     assert (cost.prefill_tokens, cost.queued_tokens) == (40, 70)
     assert cost.decode_tokens == 20 * BLOCK / 16
     assert cost.memory_tokens == (40 + 40) * 0.5 / 16
-    assert cost.others_tokens == (SHARES.remembered * 0.3 + 1.5) * (192 * 192 - 160 * 160) / 200 / 3
+    assert cost.others_tokens == (SHARES.remembered * 0.3 + 1.5) * (40 - 8) / 3
     assert cost.total == 40 + 70 + cost.others_tokens + 20 + 2.5
 
 
@@ -149,9 +149,9 @@ def test_a_newcomer_gets_its_share_of_a_warm_fleet_until_it_is_as_warm() -> None
 
 def test_where_many_wait_a_prompt_stays_with_its_holder_for_longer() -> None:
     """What is computed twice is waited for by all of them."""
-    few = {"holder": worker("holder", queued_prefill_tokens=2900, **WARM), "other": worker("other", **WARM)}
+    few = {"holder": worker("holder", queued_prefill_tokens=2000, **WARM), "other": worker("other", **WARM)}
     many = {
-        "holder": worker("holder", queued_prefill_tokens=2900, waiting_sequences=9, **WARM),
+        "holder": worker("holder", queued_prefill_tokens=2000, waiting_sequences=9, **WARM),
         "other": worker("other", waiting_sequences=9, **WARM),
     }
     assert chosen(work(), *few.values(), holder=160) == "other"
@@ -159,8 +159,8 @@ def test_where_many_wait_a_prompt_stays_with_its_holder_for_longer() -> None:
 
 
 def test_the_more_ask_for_a_prefix_the_sooner_another_worker_computes_it() -> None:
-    """A queue of 1,500 tokens before a hit of 160."""
-    fleet = standings(worker("holder", queued_prefill_tokens=1500, **WARM), worker("other", **WARM))
+    """A queue of 1,200 tokens before a hit of 160."""
+    fleet = standings(worker("holder", queued_prefill_tokens=1200, **WARM), worker("other", **WARM))
 
     def taken(sharers: int) -> str:
         hits = {WorkerId("holder"): Hit(160, sharers=sharers)}
