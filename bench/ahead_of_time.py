@@ -12,7 +12,8 @@ tools that read what they made. The rules:
     memory          a program's shared memory is there, on the smallest part of its target
     tensor core     a kernel that multiplies uses the tensor core's instructions (`mma`, `wgmma`, `tcgen05`, `mfma`),
                     but for chunks of float32 with heads beyond 128, whose launcher does without
-    wide loads      keys and values are loaded 16 bytes at a time, and nothing else in pieces of less than four
+    wide loads      in every loop over positions keys and values are loaded 16 bytes at a time; other loads there, of
+                    the table's entries, are too few to be a tile; nowhere is anything loaded in less than four
 """
 
 import argparse
@@ -30,7 +31,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -64,6 +65,8 @@ CONFIGS = {
     "D 80, fp16, blocks of 1": Config(heads=32, kv_heads=32, head_dim=80, dtype=torch.float16, block_size=1),
     "D 96": Config(heads=32, kv_heads=8, head_dim=96),
     "D 192, blocks of 256": Config(heads=16, kv_heads=2, head_dim=192, block_size=256),
+    "D 96, fp32, e4m3": Config(heads=32, kv_heads=8, head_dim=96, dtype=SINGLE, kv_dtype=E4M3),
+    "D 256, e5m2": Config(heads=8, kv_heads=4, head_dim=256, kv_dtype=E5M2),
     "D 256, fp32": Config(heads=8, kv_heads=1, head_dim=256, dtype=SINGLE),
 }
 
@@ -76,6 +79,7 @@ TARGETS: dict[str, tuple[str, int | str, int, int]] = {
 }
 
 _TENSOR_CORE = re.compile(r"HMMA|HGMMA|UTC\w*MMA|v_mfma")
+_PLAIN_PRODUCT = re.compile(r"FFMA")
 _ATTENDING = ("_split_kernel", "_shared_kernel", "_prefill_kernel")
 
 
@@ -95,6 +99,8 @@ class Compiled:
     """Instructions of the tensor core."""
     loads: dict[str, int] = field(default_factory=dict)
     """Global loads, by bytes."""
+    steps: list[dict[str, int]] = field(default_factory=list)
+    """The same of each innermost loop that multiplies: a step over positions."""
     wanted_wide: int = 0
     """How many wide loads one step of keys and values takes."""
     multiplies: bool = False
@@ -103,15 +109,19 @@ class Compiled:
     def broken_rules(self) -> list[str]:
         """What must not be; empty for a sound kernel."""
         limit = TARGETS[self.target][3]
-        wide = sum(count for size, count in self.loads.items() if int(size) >= 16)
         narrow = {size: count for size, count in self.loads.items() if int(size) < 4}
         rules = {
             f"{self.spilled} spilled": self.spilled > 0,
             f"{self.shared_bytes} bytes of shared memory, {limit} there": self.shared_bytes > limit,
             "no tensor core": self.multiplies and not self.matrix,
-            f"{wide} wide loads, wanted {self.wanted_wide}": wide < self.wanted_wide,
+            "no loop over positions": self.wanted_wide > 0 and not self.steps,
             f"narrow loads: {narrow}": bool(narrow) and self.kernel in _ATTENDING,
         }
+        for step in self.steps:
+            wide = sum(count for size, count in step.items() if int(size) >= 16)
+            between = {size: count for size, count in step.items() if 4 < int(size) < 16}
+            rules[f"{wide} wide loads in a step, wanted {self.wanted_wide}"] = wide < self.wanted_wide
+            rules[f"narrow loads in a step: {between}"] = sum(between.values()) >= self.wanted_wide
         return [rule for rule, broken in rules.items() if broken]
 
 
@@ -217,7 +227,8 @@ def _write_and_move(config: Config) -> None:
 
 def _read(target: str, config: str, kernel: str, compiled: Any, named: dict[str, Any]) -> Compiled:
     read = _read_cubin if "cubin" in compiled.asm else _read_amdgcn
-    registers, spilled, counts, loads = read(compiled.asm)
+    registers, spilled, code = read(compiled.asm)
+    counts, attends = Counter(one.name for one in code), kernel in _ATTENDING
     return Compiled(
         target=target,
         config=config,
@@ -227,9 +238,10 @@ def _read(target: str, config: str, kernel: str, compiled: Any, named: dict[str,
         shared_bytes=compiled.metadata.shared,
         instructions=sum(counts.values()),
         matrix={name: count for name, count in sorted(counts.items()) if _TENSOR_CORE.match(name)},
-        loads={str(size): count for size, count in sorted(loads.items())},
-        wanted_wide=_wide_loads(CONFIGS[config], named, compiled.metadata) if kernel in _ATTENDING else 0,
-        multiplies=kernel in _ATTENDING and not _exact(named),
+        loads=_loads(code),
+        steps=[_loads(step) for step in _steps(code)] if attends else [],
+        wanted_wide=_wide_loads(CONFIGS[config], named, compiled.metadata) if attends else 0,
+        multiplies=attends and not _exact(named),
     )
 
 
@@ -239,18 +251,42 @@ def _exact(named: dict[str, Any]) -> bool:
 
 
 def _wide_loads(config: Config, named: dict[str, Any], metadata: Any) -> int:
-    """Loads of 16 bytes that one step takes: a tile of keys and one of values, among all threads.
-
-    Of float8 values half as many are asked for: on their way into a multiplication with rows along D, Triton gives a
-    thread eight elements, whatever their size; a warp still reads whole rows.
-    """
+    """Loads of 16 bytes that one step takes: a tile of keys and one of values, among all threads."""
     size = (config.kv_dtype or config.dtype).itemsize
     tile = named["TILE"] * named["D_PADDED"] * size / (16 * metadata.num_warps * metadata.warp_size)
-    return math.ceil(tile if size == 1 else 2 * tile)
+    return 2 * math.ceil(tile)
 
 
-def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, Counter[str], Counter[int]]:
-    """Registers, bytes of stack, instructions by name, global loads by bytes."""
+class Instruction(NamedTuple):
+    """One of a kernel's."""
+
+    name: str
+    bytes_loaded: int | None = None
+    """From global memory."""
+    jumps_to: int | None = None
+    """The number of the instruction that a branch leads to."""
+
+
+def _loads(code: Sequence[Instruction]) -> dict[str, int]:
+    """Global loads, by bytes."""
+    counts = Counter(one.bytes_loaded for one in code if one.bytes_loaded is not None)
+    return {str(size): count for size, count in sorted(counts.items())}
+
+
+def _steps(code: Sequence[Instruction]) -> list[Sequence[Instruction]]:
+    """The innermost loops that multiply: on the tensor core, or, of a kernel that does without, by FFMA."""
+    product = _TENSOR_CORE if any(_TENSOR_CORE.match(one.name) for one in code) else _PLAIN_PRODUCT
+    loops = [(one.jumps_to, at + 1) for at, one in enumerate(code) if one.jumps_to is not None and one.jumps_to <= at]
+    steps = [loop for loop in loops if any(product.match(one.name) for one in code[slice(*loop)])]
+    return [
+        code[slice(*outer)]
+        for outer in steps
+        if not any(outer != inner and outer[0] <= inner[0] and inner[1] <= outer[1] for inner in steps)
+    ]
+
+
+def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, list[Instruction]]:
+    """Registers, bytes of stack, instructions."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -262,11 +298,27 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, Counter[str], Counter[in
         file.write(asm["cubin"])
         file.flush()
         usage, sass = dump("-res-usage", file.name), dump("-sass", file.name)
-    names = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass, re.MULTILINE)
-    counts = Counter(name.split(".")[0] for name in names)
-    loads = Counter(_sass_bytes(name) for name in names if name.split(".")[0] in ("LDG", "LDGSTS"))
     spilled = int(re.search(r"STACK:(\d+)", usage)[1])  # type: ignore[index] - a tool that says nothing is broken
-    return int(re.search(r"REG:(\d+)", usage)[1]), spilled, counts, loads  # type: ignore[index]
+    return int(re.search(r"REG:(\d+)", usage)[1]), spilled, _sass_code(sass)  # type: ignore[index]
+
+
+def _sass_code(sass: str) -> list[Instruction]:
+    """What cuobjdump shows: an address, perhaps a predicate, a name and operands a line."""
+    line = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*)", re.MULTILINE)
+    found = line.findall(sass)
+    numbers = {int(address, 16): number for number, (address, *_) in enumerate(found)}
+    code: list[Instruction] = []
+    for _, name, operands in found:
+        short = name.split(".")[0]
+        target = re.search(r"0x([0-9a-f]+)\s*$", operands) if short == "BRA" else None
+        code.append(
+            Instruction(
+                short,
+                bytes_loaded=_sass_bytes(name) if short in ("LDG", "LDGSTS") else None,
+                jumps_to=numbers.get(int(target[1], 16)) if target else None,
+            )
+        )
+    return code
 
 
 def _sass_bytes(name: str) -> int:
@@ -276,16 +328,37 @@ def _sass_bytes(name: str) -> int:
     return 4
 
 
-def _read_amdgcn(asm: dict[str, Any]) -> tuple[int, int, Counter[str], Counter[int]]:
+_AMD_BYTES = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "sbyte": 1}
+
+
+def _read_amdgcn(asm: dict[str, Any]) -> tuple[int, int, list[Instruction]]:
+    """Registers, registers that went to memory, instructions."""
     text: str = asm["amdgcn"]
-    names = re.findall(r"^\t([a-z]\w+)", text, re.MULTILINE)
-    sizes = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "short": 2, "ubyte": 1, "sbyte": 1}
-    loads: Counter[int] = Counter()
-    for name in names:
-        if found := re.match(r"(?:global|buffer)_load_(\w*?)(dwordx?\d?|u?short|[us]byte)", name):
-            loads[sizes[found[2]]] += 1
     numbers = {name: int(value) for name, value in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text)}
-    return numbers["vgpr_count"], numbers["vgpr_spill_count"], Counter(names), loads
+    return numbers["vgpr_count"], numbers["vgpr_spill_count"], _amdgcn_code(text)
+
+
+def _amdgcn_code(text: str) -> list[Instruction]:
+    """What the compiler wrote: labels, and a name and operands a line."""
+    labels: dict[str, int] = {}
+    found: list[tuple[str, str]] = []
+    for label, name, operands in re.findall(r"^(?:(\.\w+):|\t([a-z]\w+)([^;\n]*))", text, re.MULTILINE):
+        if label:
+            labels[label] = len(found)
+        else:
+            found.append((name, operands.strip()))
+    code: list[Instruction] = []
+    for name, operands in found:
+        load = re.match(r"(?:global|buffer)_load_(?:\w*?)(dwordx?\d?|u?short|[us]byte)", name)
+        branch = name.startswith(("s_branch", "s_cbranch"))
+        code.append(
+            Instruction(
+                name,
+                bytes_loaded=_AMD_BYTES[load[1]] if load else None,
+                jumps_to=labels.get(operands) if branch else None,
+            )
+        )
+    return code
 
 
 def _start_worker() -> None:
@@ -316,7 +389,8 @@ COLUMNS = (
 
 
 def _row(compiled: Compiled) -> str:
-    matrix = ", ".join(f"{count} {name}" for name, count in compiled.matrix.items()) or "-"
+    none = "none, by choice" if compiled.steps and not compiled.multiplies else "-"
+    matrix = ", ".join(f"{count} {name}" for name, count in compiled.matrix.items()) or none
     loads = ", ".join(f"{size}: {count}" for size, count in compiled.loads.items())
     cells = (
         *(compiled.target, compiled.config, compiled.kernel.strip("_").removesuffix("_kernel")),

@@ -3,6 +3,7 @@
 Each function here takes a `Case`'s tensors and returns a call of one argument, the layer that it reads.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -111,12 +112,26 @@ def rivals(batch: Batch, *, flex: bool) -> Iterator[tuple[str, Attention]]:
     yield "contiguous_sdpa", lambda layer: _sdpa(batch, *batch.contiguous(layer))
     yield "gather_sdpa", lambda layer: _sdpa(batch, *batch.gathered(layer))
     if flex and case.new == 1:
-        yield "flex", _flex(batch)
+        yield from if_it_runs("flex", lambda: _flex(batch))
     if batch.device.type == "cuda" and case.new == 1:
         if find_spec("flash_attn"):
-            yield "flash_attn", _flash_attention(batch)
+            yield from if_it_runs("flash_attn", lambda: _flash_attention(batch))
         if find_spec("flashinfer"):
-            yield "flashinfer", _flashinfer(batch)
+            yield from if_it_runs("flashinfer", lambda: _flashinfer(batch))
+
+
+def if_it_runs(name: str, make: Callable[[], Attention]) -> Iterator[tuple[str, Attention]]:
+    """A rival that compiles here, or was installed from elsewhere, if it can be called; else why not, on stderr.
+
+    Whatever is wrong with it, the others still race.
+    """
+    try:
+        attention = make()
+        attention(0)
+    except Exception as error:  # not our code: anything may come
+        print(f"{name} does not run here: {error}", file=sys.stderr, flush=True)
+    else:
+        yield name, attention
 
 
 def _sdpa(batch: Batch, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

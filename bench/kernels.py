@@ -13,7 +13,9 @@ is the median of the turns' own ratios, a time the median of the turns' times.
 import argparse
 import json
 import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -192,8 +194,8 @@ def plot(lines: Sequence[Mapping[str, object]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures, and draw the plot if asked to."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures, and draw the plot if asked to; 1 where a case failed, and the others were measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels", description="Paged attention and its rivals.")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw all times (PNG)")
     parser.add_argument("--flex", action="store_true", help="let flex attention run too, where torch can compile it")
@@ -206,18 +208,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {"name": "copy_gb_per_second", "value": round(bandwidth / 1e9, 1), "unit": "GB/s", "device": device.type}
     ]
     print(json.dumps(lines[0]), flush=True)
+    failed = 0
     for case in cases(device):
-        if options.only in name_of(case):
-            for line in measure(case, device, bandwidth=bandwidth, seconds=options.seconds, flex=options.flex):
-                print(json.dumps(line), flush=True)
-                lines.append(line)
+        if options.only not in name_of(case):
+            continue
+        try:
+            measured = measure(case, device, bandwidth=bandwidth, seconds=options.seconds, flex=options.flex)
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # of a small GPU's memory, or of a kernel: what else there is to know is still told
+            failed += 1
+            print(f"{name_of(case)} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            continue
+        for line in measured:
+            print(json.dumps(line), flush=True)
+            lines.append(line)
     for case in small_cases() if device.type == "cpu" else ():
         if options.only in small_name_of(case):
             for line in measure_small(case, seconds=options.seconds / 4):
                 print(json.dumps(line), flush=True)
     if options.plot:
         plot(lines, options.plot)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

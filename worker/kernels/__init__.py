@@ -59,7 +59,7 @@ class Attend(Protocol):
             q: [T, Hq, D] of float32, bfloat16 or float16, the queries of sequence b in rows query_starts[b] to
                 query_starts[b + 1].
             k_pool: [N, Hkv, S, D] of those or of float8_e4m3fn or float8_e5m2; any strides, but the elements of a
-                head lie side by side.
+                head lie side by side (and, of float8 in Triton, D and the strides are even).
             v_pool: [N, Hkv, S, D], likewise.
             tables: int32 [B, M]; entry i is the block of positions i * S to (i + 1) * S. Entries past a sequence's
                 length are not read.

@@ -91,8 +91,12 @@ class Call:
 
     @property
     def pool(self) -> str:
-        """How a pool's numbers are read: "plain" by a conversion, or "e4m3" or "e5m2" from their bits."""
-        return "plain" if self.target.converts_fp8 else _FP8.get(self.k_pool.dtype, "plain")
+        """How a pool is read: "plain", number by number, or "e4m3" or "e5m2", two at a time.
+
+        With " bits" behind those where the target has no instruction that makes an fp16 of them.
+        """
+        name = _FP8.get(self.k_pool.dtype, "plain")
+        return name if name == "plain" or self.target.converts_fp8 else f"{name} bits"
 
     @property
     def dot(self) -> tl.dtype:
@@ -101,15 +105,30 @@ class Call:
             return tl.float32
         return tl.float16 if self.k_pool.dtype in _FP8 else _DOTS[self.q.dtype]
 
+    @property
+    def thrice(self) -> bool:
+        """Whether the tensor core takes three products of tf32 for one of fp32: NVIDIA's have no other."""
+        return self.target.kind == "cuda" and self.dot == tl.float32
+
+    @property
+    def converts_and_splits(self) -> bool:
+        """Whether each number is made of a float8, and then of two tf32: what takes most registers."""
+        return self.thrice and self.pool != "plain"
+
+    @property
+    def words(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pools as they are loaded: [N, Hkv, S, D], or [N, Hkv, S, D / 2] pairs of float8."""
+        if self.pool == "plain":
+            return self.k_pool, self.v_pool
+        return self.k_pool.view(torch.uint16), self.v_pool.view(torch.uint16)
+
     def tensors(self) -> dict[str, Any]:
         """What is read, and the numbers that go with it."""
-        k_pool, v_pool = self.k_pool, self.v_pool
-        if self.pool != "plain":
-            k_pool, v_pool = k_pool.view(torch.uint8), v_pool.view(torch.uint8)
+        k_words, v_words = self.words
         return {
             "q_ptr": self.q,
-            "k_ptr": k_pool,
-            "v_ptr": v_pool,
+            "k_ptr": k_words,
+            "v_ptr": v_words,
             "tables_ptr": self.tables,
             "lengths_ptr": self.lengths,
             "starts_ptr": self.query_starts,
@@ -127,20 +146,20 @@ class Call:
     def constants(self, shape: Shape) -> dict[str, Any]:
         """What a kernel is compiled for. A pool's strides are among it: known to be even, they allow 16-byte loads."""
         head_dim = self.q.shape[2]
-        thrice = self.target.kind == "cuda" and self.dot == tl.float32 and not shape.without_tensor_core
+        k_words, v_words = self.words
         return {
-            **dict(zip(("K_BLOCK", "K_HEAD", "K_SLOT"), self.k_pool.stride(), strict=False)),
-            **dict(zip(("V_BLOCK", "V_HEAD", "V_SLOT"), self.v_pool.stride(), strict=False)),
+            **dict(zip(("K_BLOCK", "K_HEAD", "K_SLOT"), k_words.stride(), strict=False)),
+            **dict(zip(("V_BLOCK", "V_HEAD", "V_SLOT"), v_words.stride(), strict=False)),
             "HQ": self.q.shape[1],
             "GROUP": self.group,
             "ROWS": shape.rows,
             "D": head_dim,
-            "D_PADDED": padded(head_dim),
+            "D_PADDED": padded(head_dim) if self.pool == "plain" else 2 * padded(head_dim // 2),
             "S": self.k_pool.shape[2],
             "TILE": shape.tile,
             "POOL": self.pool,
             "DOT": self.dot,
-            "PRECISION": "tf32x3" if thrice else "ieee",
+            "PRECISION": "tf32x3" if self.thrice and not shape.without_tensor_core else "ieee",
             "num_warps": shape.warps,
             "num_stages": shape.stages,
         }
@@ -154,33 +173,27 @@ def padded(size: int) -> int:
 def decode_shape(call: Call) -> Shape:
     """For one query a sequence: the heads of a group, and as many positions a step as 16 KB of keys hold."""
     position_bytes = padded(call.q.shape[2]) * call.dot.primitive_bitwidth // 8
-    many_registers = call.k_pool.dtype in _FP8 or position_bytes >= 1024  # for conversions, or for long rows
-    tile = min(64, (16 << 10) // position_bytes)
-    return Shape(padded(call.group), tile, warps=8 if many_registers else 4, stages=call.target.stages)
-
-
-def prefill_shape(call: Call) -> Shape:
-    """For a chunk: as for a shared part, but that three sweeps leave fewer registers to read float8 from its bits."""
-    shape = shared_shape(call)
-    if call.pool != "plain" and shape == Shape(64, 32, warps=4, stages=3):
-        return Shape(128, 32, warps=8, stages=2)
-    return shape
+    warps = 8 if position_bytes >= 1024 or call.converts_and_splits else 4
+    return Shape(padded(call.group), min(64, (16 << 10) // position_bytes), warps, call.target.stages)
 
 
 def shared_shape(call: Call) -> Shape:
-    """For a part of a history that many queries read: the more rows share a tile, the better, while there is room."""
+    """For what many queries read, a chunk's or a shared part: the more rows share a tile the better, while room is."""
+    target, plain = call.target, call.pool == "plain"
     wide = padded(call.q.shape[2]) > 128
     if call.dot == tl.float32 and wide:  # the operands of three multiplications in place of one do not fit
         shape = Shape(16, 16, warps=8, stages=2, without_tensor_core=True)
+    elif call.converts_and_splits:
+        shape = Shape(16, 32, warps=8, stages=2)
     elif call.dot == tl.float32:
         shape = Shape(32, 32, warps=4, stages=2)
-    elif call.target.kind == "hip":
+    elif target.kind == "hip":
         shape = Shape(64 if wide else 128, 32, warps=4, stages=2)
     elif wide:
-        shape = Shape(64, 64 if call.target.capability >= 90 else 32, warps=8, stages=2)
-    elif call.target.capability >= 100 and padded(call.q.shape[2]) <= 64:  # short rows leave room for more of them
+        shape = Shape(64, 64 if target.capability >= (90 if plain else 100) else 32, warps=8, stages=2)
+    elif target.capability >= 100 and padded(call.q.shape[2]) <= 64:  # short rows leave room for more of them
         shape = Shape(128, 128, warps=8, stages=2)
-    elif call.target.capability >= 90:  # warp groups of four multiply 64 rows at once
+    elif target.capability >= 90:  # warp groups of four multiply 64 rows at once
         shape = Shape(128, 64, warps=8, stages=3)
     else:
         shape = Shape(64, 32, warps=4, stages=3)

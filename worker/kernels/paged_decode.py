@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from worker.kernels.launch import Call, decode_shape
-from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor
+from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor, parts_of, whole
 
 SHORTEST_SPLIT = tl.constexpr(256)
 """Positions; a program below takes longer to start than to read."""
@@ -151,9 +151,10 @@ def _split_kernel(
     stored = live[:, None] & (element < D)[None, :]
     at = token * q_token_stride + head * q_head_stride
     q = tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT)
+    q = parts_of(q, POOL)
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, D_PADDED), tl.float32)
+    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
     if sinks_ptr is not None:  # noqa: SIM102 - the one is decided when compiling, the other when running
         if z == 0:  # a sink is a position before all others: its score counts, its value is zero
             peak = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
@@ -170,7 +171,7 @@ def _split_kernel(
             start, end, row_begin, row_end, score_unit, soft_cap,
             K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
         )  # fmt: skip
-    out = acc / total[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
+    out = whole(acc) / total[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
     if done + tl.cdiv(length - origin, split) == 1:
         at = (token * HQ + head) * D
         tl.store(out_ptr + at[:, None] + element[None, :], out.to(out_ptr.dtype.element_ty), mask=stored)

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from worker.kernels.launch import Call, prefill_shape
-from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor
+from worker.kernels.launch import Call, shared_shape
+from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor, parts_of, whole
 
 
 @triton.jit
@@ -107,9 +107,10 @@ def _prefill_kernel(
     stored = live[:, None] & (element < D)[None, :]
     at = (token + own).to(tl.int64) * q_token_stride + head * q_head_stride
     q = tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT)
+    q = parts_of(q, POOL)
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, D_PADDED), tl.float32)
+    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
     if sinks_ptr is not None:  # a position before all others: its score counts, its value is zero
         peak = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
         total += 1.0
@@ -146,14 +147,14 @@ def _prefill_kernel(
         q, peak, total, acc, k_ptr, v_ptr, table_ptr, full, end, row_begin, row_end,
         score_unit, soft_cap, K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
     )  # fmt: skip
-    out = acc / tl.where(live, total, 1.0)[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
+    out = whole(acc) / tl.where(live, total, 1.0)[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
     at = ((token + own).to(tl.int64) * HQ + head) * D
     tl.store(out_ptr + at[:, None] + element[None, :], out.to(out_ptr.dtype.element_ty), mask=stored)
 
 
 def prefill(call: Call, out: torch.Tensor) -> None:
     """Attend every sequence with more than one new token; the rows of others in `out` [T, Hq, D] stay as they are."""
-    shape = prefill_shape(call)
+    shape = shared_shape(call)
     programs = call.q.shape[0] // (shape.rows // call.group) + call.num_sequences
     _prefill_kernel[(programs, call.k_pool.shape[1])](
         **call.tensors(), out_ptr=out, sequences=call.num_sequences, **call.constants(shape)

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from worker.kernels.launch import Call, shared_shape
 from worker.kernels.paged_decode import Partial, most_splits, split_positions
-from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor
+from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor, parts_of, whole
 from worker.kernels.shared_prefix import SharedPrefixes
 
 
@@ -84,9 +84,10 @@ def _shared_kernel(
     stored = live[:, None] & (element < D)[None, :]
     at = token * q_token_stride + head * q_head_stride
     q = tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT)
+    q = parts_of(q, POOL)
     peak = tl.full((ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, D_PADDED), tl.float32)
+    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
     score_unit = scale * head_factor(k_scale_ptr, kv_head, POOL)
     if soft_cap is None:
         score_unit *= LOG2_E
@@ -99,7 +100,7 @@ def _shared_kernel(
             start, end, row_begin, row_end, score_unit, soft_cap,
             K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
         )  # fmt: skip
-    out = acc / total[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
+    out = whole(acc) / total[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
     at = (b * HQ + head) * SPLITS + z
     tl.store(partial_ptr + at[:, None] * D + element[None, :], out, mask=stored)
     tl.store(lse_ptr + at, peak + tl.log2(total), mask=live)

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import torch
 
-from worker.kernels.arguments import Option, Options, check_arguments
+from worker.kernels.arguments import FP8_DTYPES, Option, Options, check_arguments
 from worker.kernels.launch import Call, current_target
 from worker.kernels.paged_decode import Partial, decode, most_splits
 from worker.kernels.paged_prefill import prefill
@@ -20,6 +20,8 @@ def supports(dtype: torch.dtype, kv_dtype: torch.dtype, head_dim: int, options: 
     """None, or why the kernels do not take such a call: all dtypes and options, block sizes and groups will do."""
     if head_dim > MAX_HEAD_DIM:
         return f"heads of {head_dim} elements; they take up to {MAX_HEAD_DIM}"
+    if kv_dtype in FP8_DTYPES and head_dim % 2:
+        return f"heads of {head_dim} elements of {kv_dtype}; they read two at a time"
     return None
 
 
@@ -40,6 +42,8 @@ def attend(
     check_arguments(q, k_pool, v_pool, tables, lengths, query_starts, **options)
     if (reason := supports(q.dtype, k_pool.dtype, q.shape[2], frozenset())) is not None:
         raise ValueError(f"the Triton kernels got {reason}")
+    if k_pool.dtype in FP8_DTYPES:
+        _check_pairs(k_pool=k_pool, v_pool=v_pool)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not len(q):
         return out
@@ -58,6 +62,20 @@ def attend(
     if q.shape[0] > tables.shape[0]:  # every sequence has a query, so one of them has several
         prefill(call, out)
     return out
+
+
+def _check_pairs(**pools: torch.Tensor) -> None:
+    """Refuse pools of float8 that are not made of pairs: two numbers are one word of what is loaded."""
+    for name, pool in pools.items():
+        for axis, stride in enumerate(pool.stride()[:3]):
+            if stride % 2:
+                raise ValueError(
+                    f"{name} has stride {stride} on axis {axis}, wanted an even one: float8 is read in pairs"
+                )
+        if pool.storage_offset() % 2:
+            raise ValueError(
+                f"{name} begins at element {pool.storage_offset()}, wanted an even one: float8 is read in pairs"
+            )
 
 
 def _decode(call: Call, out: torch.Tensor) -> None:

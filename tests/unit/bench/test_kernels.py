@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench import kernels
-from bench.kernel_rivals import Batch, Case, paged, rivals
+from bench.kernel_rivals import Batch, Case, if_it_runs, paged, rivals
 from bench.kernel_small_ops import SmallCase
 
 CPU = torch.device("cpu")
@@ -38,6 +38,27 @@ def test_all_runners_agree(case: Case, block_size: int) -> None:
     for name in ("gather_sdpa", "contiguous_sdpa") if block_size == 32 else ("gather_sdpa",):
         for layer, expected in enumerate(wanted):
             torch.testing.assert_close(others[name](layer), expected)
+
+
+def test_a_rival_that_does_not_run_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(layer: int) -> torch.Tensor:
+        raise OSError(f"no compiler for layer {layer}")
+
+    assert list(if_it_runs("broken", lambda: broken)) == []
+    assert capsys.readouterr().err == "broken does not run here: no compiler for layer 0\n"
+
+
+def test_a_case_that_fails_leaves_the_others_their_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misfit = replace(DECODE, heads=5)  # no multiple of its KV heads
+    monkeypatch.setattr(kernels, "cases", lambda device: [misfit, DECODE])
+
+    assert kernels.main(["--seconds", "0", "--only", "b3"]) == 1
+
+    said = capsys.readouterr()
+    assert "decode_us_fp32_b3" in said.out
+    assert "fp32_b3 failed:" in said.err
 
 
 def test_a_case_reads_keys_and_values_of_every_position_once() -> None:

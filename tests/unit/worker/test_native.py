@@ -203,21 +203,6 @@ def test_a_level_is_usable_where_the_cpu_has_all_its_features(features: str, usa
     assert [level.name for level in levels] == usable
 
 
-@needs_compiler
-@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-@pytest.mark.parametrize("level", native_build.usable_levels(), ids=lambda level: level.name)
-def test_every_number_of_eight_bits_is_read_as_torch_reads_it(level: Level, kv_dtype: torch.dtype) -> None:
-    """A sequence of one position: all the weight is on its value."""
-    v_pool = torch.arange(256, dtype=torch.uint8).view(kv_dtype).reshape(1, 1, 1, 256)
-    k_pool, q = torch.zeros_like(v_pool.float()).to(kv_dtype), torch.zeros(1, 1, 256)
-    table, one = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-
-    out = native.load_level(level)(q, k_pool, v_pool, table, one, torch.tensor([0, 1], dtype=torch.int32), scale=1.0)
-
-    assert torch.equal(out.flatten().nan_to_num(nan=1e9), v_pool.float().flatten().nan_to_num(nan=1e9))
-    assert torch.equal(out.isnan().flatten(), v_pool.float().isnan().flatten())
-
-
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "head_dim", "reason"),
     [
@@ -279,19 +264,25 @@ def test_an_unknown_device_gets_the_reference(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "chosen", "reason"),
+    ("head_dim", "kv_dtype", "chosen", "reason"),
     [
-        (64, "triton", "kernels for this GPU, compiled as they are needed"),
-        (272, "reference", "slower than Triton: heads of 272 elements; they take up to 256"),
+        (64, None, "triton", "kernels for this GPU, compiled as they are needed"),
+        (272, None, "reference", "slower than Triton: heads of 272 elements; they take up to 256"),
+        (
+            33,
+            torch.float8_e5m2,
+            "reference",
+            "slower than Triton: heads of 33 elements of torch.float8_e5m2; they read two at a time",
+        ),
     ],
 )
 def test_a_gpu_gets_triton_where_its_kernels_take_the_heads(
-    caplog: pytest.LogCaptureFixture, head_dim: int, chosen: str, reason: str
+    caplog: pytest.LogCaptureFixture, head_dim: int, kv_dtype: torch.dtype | None, chosen: str, reason: str
 ) -> None:
     pytest.importorskip("triton")
 
     with caplog.at_level(logging.INFO, logger="octavo.worker"):
-        choose(device=torch.device("cuda"), dtype=torch.float32, head_dim=head_dim)
+        choose(device=torch.device("cuda"), dtype=torch.float32, kv_dtype=kv_dtype, head_dim=head_dim)
 
     assert [(r.__dict__["backend"], r.__dict__["reason"]) for r in caplog.records] == [(chosen, reason)]
 
