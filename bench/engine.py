@@ -7,7 +7,7 @@ that what else the machine does hurts all alike:
 
 - `linears`: the model's matrix products alone, one `F.linear` each, on the same numbers of rows;
 - `products`: the same, by the fast road's own products (`packed`: by oneDNN's packed ones, where those are others);
-- `reading`: the same weights, only read: the floor of a step of few rows on this machine at this hour;
+- `reading`: the same weights summed by torch: about what this machine takes at this hour to read them;
 - `generic`: the same step through transformers' own modules.
 
 transformers' continuous batching runs by itself in between, in the same process, with as many threads. A ratio is the

@@ -47,7 +47,7 @@ class Linears:
 
 
 class Reading:
-    """Every weight of a model's products once, only read, one after the other: what no step of few rows is under."""
+    """Every weight of a model's products summed once by torch: a measure of memory, which prefetching can beat."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         layers, head = _weights(model)
