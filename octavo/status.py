@@ -7,6 +7,7 @@ A message that does not parse never reaches a servicer: it becomes `InvalidReque
 where that can be told.
 """
 
+import asyncio
 import contextlib
 import inspect
 import logging
@@ -154,7 +155,15 @@ def _streaming(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 async def _abort(context: Context, error: Exception, method: str) -> None:
     """End the call with the error's status. Always raises."""
-    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError):
+    try:
+        await _tell(context, error, method)
+    except grpc.aio.InternalError as gone:  # the client's deadline passed in this moment: nobody is left to be told
+        raise asyncio.CancelledError from gone
+
+
+async def _tell(context: Context, error: Exception, method: str) -> None:
+    """As `_abort`, while there is a client."""
+    if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
         raise error
     if isinstance(error, errors.OctavoError):
         await context.abort(STATUS_OF[type(error)], shortened(str(error)), _trailers_of(error))

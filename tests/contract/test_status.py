@@ -67,6 +67,17 @@ async def never(request: v1.AuditRequest, _: Any) -> v1.AuditReply:
     return v1.AuditReply()
 
 
+async def late(request: v1.AuditRequest, context: Any) -> v1.AuditReply:
+    """Is told at its client's deadline, and says why it failed then."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        if request.worker_id == "by itself":
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, MESSAGE)
+        raise_named(request.worker_id)
+    return v1.AuditReply()
+
+
 def handler(kind: str, behavior: Callable[..., Any], message: Any = v1.AuditRequest) -> Any:
     build = getattr(grpc, f"{kind}_rpc_method_handler")
     return build(behavior, request_deserializer=message.FromString, response_serializer=v1.AuditReply.SerializeToString)
@@ -80,6 +91,7 @@ async def channel() -> AsyncGenerator[grpc.aio.Channel]:
     methods = {kind: handler(kind, behavior) for kind, behavior in behaviors.items()}
     methods["nested"] = handler("unary_unary", unary_unary, v1.AttendRequest)
     methods["never"] = handler("unary_unary", never)
+    methods["late"] = handler("unary_unary", late)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -206,6 +218,17 @@ async def test_a_deadline_stays_what_it_is(channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as raised, translated():
         await channel.unary_unary("/test/never")(asking_for("w"), timeout=0.01)
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("name", ["NoWorker", "by itself"])
+async def test_what_comes_as_the_client_leaves_is_no_trouble(
+    channel: grpc.aio.Channel, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError):
+        await channel.unary_unary("/test/late")(asking_for(name), timeout=0.01)
+    with pytest.raises(InvalidRequest), translated():  # whatever that one did is over when the next is answered
+        await call(channel, "unary_unary", asking_for("echo after it"))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_an_unknown_method_stays_unimplemented(channel: grpc.aio.Channel) -> None:
