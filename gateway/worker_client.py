@@ -148,7 +148,8 @@ class _WorkerStream:
         self._worker = worker
         self._transport = transport
         self._waker = waker
-        self._outgoing: asyncio.Queue[worker_v1.ServeRequest] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[worker_v1.ServeRequest | None] = asyncio.Queue()
+        """None: there will be no more."""
         self._calls: dict[int, WorkerCall] = {}
         self._last_request = 0
         self.lost = False
@@ -196,8 +197,8 @@ class _WorkerStream:
             self._end(reason)
 
     async def _messages(self) -> AsyncGenerator[worker_v1.ServeRequest]:
-        while True:
-            yield await self._outgoing.get()
+        while (message := await self._outgoing.get()) is not None:
+            yield message
 
     def _deliver(self, report: StepReport) -> None:
         """Give each request its part. A request that was forgotten may still be spoken of for a step or two."""
@@ -216,6 +217,7 @@ class _WorkerStream:
 
     def _end(self, reason: str) -> None:
         self.lost = True
+        self._outgoing.put_nowait(None)  # gRPC's reader of a stream that its server ended waits on, as long as it lives
         worker = self._worker.worker_id
         log.info("worker_stream_ended", extra={"worker": worker, "reason": reason, "requests": len(self._calls)})
         self.fail(WorkerLost(f"worker {worker}: {reason}"))

@@ -1,6 +1,7 @@
 """Every way in which a request can end gives back what it held: at the gateway and at the worker."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 
 from gateway.bounds import Bounds
 from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.interval import Interval
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
+from gateway.worker_client import Workers
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
-from octavo.records import FinishReason, SampleFinished, StepReport, Tokens
+from octavo.records import FinishReason, SampleFinished, StepReport, Submission, Tokens
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as v1
 from octavo.v1 import gateway_pb2_grpc as v1_grpc
@@ -424,3 +427,27 @@ async def test_the_status_of_a_lost_worker_is_unavailable_with_its_reason(fleet:
                 pass
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     assert ("octavo-reason", "WorkerLost") in list(failed.value.trailing_metadata())
+
+
+async def test_nothing_waits_on_for_a_stream_that_its_worker_has_ended(fleet: FakeFleet) -> None:
+    """gRPC's reader of what the gateway says would, and Python complain of it some time later."""
+    troubles: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble["message"]))
+    worker = fleet.workers[0]
+    worker.gate.clear()
+
+    async def until_it_is_lost(workers: Workers) -> None:
+        part = Submission(request=0, prompt=(5, 6, 7), max_tokens=9, samples=1)
+        call = workers.submit(worker.info, [part], Interval(1))
+        await worker.until(lambda worker: bool(worker.submissions))
+        worker.cut()
+        with pytest.raises(WorkerLost):
+            await call.next_report()
+
+    async with Workers() as workers:
+        await until_it_is_lost(workers)
+        workers.keep(())
+        await worker.until(lambda worker: worker.streams == 0)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert troubles == []
