@@ -11,6 +11,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -64,6 +65,8 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
+_ELF_HEADER = struct.Struct("40xQ10xHH2x")
+"""Of 64 bits: where the table of sections begins, the size of an entry, their number."""
 COMPILE_SECONDS = 300
 """Nothing waits without a bound; one file takes about ten seconds."""
 
@@ -129,7 +132,7 @@ def load(
     target = build(source, level, cache=cache, compilers=compilers)
     try:
         return ctypes.CDLL(str(target))
-    except OSError:  # cut short by a full disk or a crash: build it again
+    except OSError:  # built where libraries are others, or damaged: build it again
         target.unlink(missing_ok=True)
     target = build(source, level, cache=cache, compilers=compilers)
     try:
@@ -146,9 +149,27 @@ def build(source: Path, level: Level, *, cache: Path | None = None, compilers: S
     """
     flags = (*FLAGS, *level.flags)
     target = (cache or _user_cache()) / f"{source.stem}-{level.name}-{_key(source, flags)}.so"
-    if not target.exists():
+    if not _is_whole(target):
         _compile(source, target, flags, compilers)
     return target
+
+
+def _is_whole(built: Path) -> bool:
+    """Whether a file is there, and as long as its ELF header says: the table of its sections stands last.
+
+    One that a crash cut short may well load, and kills the process when what it lacks is read (SIGBUS). Of another
+    format than Linux has, the loader is to judge.
+    """
+    try:
+        with built.open("rb") as file:
+            header = file.read(_ELF_HEADER.size)
+            length = file.seek(0, os.SEEK_END)
+    except OSError:
+        return False
+    if len(header) < _ELF_HEADER.size:
+        return False
+    sections_begin, section_size, sections = _ELF_HEADER.unpack(header)
+    return not header.startswith(b"\x7fELF") or length >= sections_begin + section_size * sections
 
 
 def build_all() -> None:

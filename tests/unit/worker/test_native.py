@@ -109,6 +109,18 @@ def _load_at_once(start: Barrier, source: Path, cache: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.6, 0.99])
+def test_no_file_is_loaded_of_which_a_part_is_missing(tmp_path: Path, source: Path, part: float) -> None:
+    """Of one that is cut within what is mapped, a load would end the process."""
+    plain, cache = native_build.PLAIN, tmp_path / "cache"
+    built = native_build.build(source, plain, cache=cache)
+    whole = built.stat().st_size
+    with built.open("rb+") as file:
+        file.truncate(int(part * whole))
+    assert native_build.build(source, plain, cache=cache).stat().st_size == whole
+
+
+@needs_compiler
 def test_workers_that_build_at_once_all_get_whole_code(tmp_path: Path, source: Path) -> None:
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(2)
