@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, cast
@@ -142,11 +142,11 @@ def _streaming(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(behavior):  # writes by itself
         return _answering(behavior, method)
 
-    async def stream(request: Any, context: Context) -> AsyncGenerator[Any]:
+    async def stream(request: Any, context: Context) -> None:
         try:
             async with contextlib.aclosing(behavior(_well_formed(request), context)) as replies:
                 async for reply in replies:
-                    yield reply
+                    await context.write(reply)
         except Exception as error:
             await _abort(context, error, method)
 

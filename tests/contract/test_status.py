@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -229,6 +230,22 @@ async def test_what_comes_as_the_client_leaves_is_no_trouble(
     with pytest.raises(InvalidRequest), translated():  # whatever that one did is over when the next is answered
         await call(channel, "unary_unary", asking_for("echo after it"))
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_stream_to_whom_has_just_left_ends_as_one_that_was_cancelled() -> None:
+    """Where gRPC cannot send any more and has not yet heard why: once in some thousand calls that run out of time."""
+
+    class Gone:
+        async def write(self, _: v1.AuditReply) -> None:
+            raise grpc.aio.InternalError
+
+    async def served(_: grpc.HandlerCallDetails) -> Any:
+        return handler("unary_stream", unary_stream)
+
+    details: Any = SimpleNamespace(method="/test/unary_stream")
+    stream = (await StatusInterceptor().intercept_service(served, details)).unary_stream
+    with pytest.raises(asyncio.CancelledError):
+        await stream(v1.AuditRequest(worker_id="KeyError"), Gone())
 
 
 async def test_an_unknown_method_stays_unimplemented(channel: grpc.aio.Channel) -> None:
