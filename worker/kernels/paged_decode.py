@@ -5,6 +5,10 @@ wide loads, from many programs. All query heads of a KV head share a program, an
 are merged afterwards by their log-sum-exp. Where a split ends depends on the sequence's own length alone, and a merge
 adds in the order of the splits: a sequence's result has the same bits in any company.
 
+Sources: blocks behind a table, "Efficient Memory Management for Large Language Model Serving with PagedAttention"
+(Kwon et al., 2023); splits and their merge, "Flash-Decoding for long-context inference" (Dao, Haziza, Massa and Sizov,
+2023).
+
 Grid of `_split_kernel`: (B, Hkv, splits); of `_merge_kernel`: (B, Hq). Programs of sequences with several new tokens
 leave at once: paged_prefill computes those.
 """

@@ -9,6 +9,8 @@ as T new tokens of B sequences can need, those without work leave at once, and n
 programs of a chunk go from its end to its beginning, as later queries see more and take longer.
 
 Grid: (T // queries + B, Hkv). Sequences with one new token are left to paged_decode.
+
+Source of the loop over keys: "FlashAttention-2" (Dao, 2023).
 """
 
 # pyright: reportGeneralTypeIssues=false, reportCallIssue=false

@@ -4,6 +4,9 @@ A group's queries become the rows of one program, as those of a chunk do, so tha
 Nothing new happens afterwards: the results are splits like any other, and paged_decode merges them with the splits of
 each sequence's own part. They come first, and the parts are cut by the same rule.
 
+Sources: "Hydragen: High-Throughput LLM Inference with Shared Prefixes" (Juravsky et al., 2024); "Cascade Inference:
+Memory Bandwidth Efficient Shared Prefix Batch Decoding" (Ye et al., 2024).
+
 Grid: (groups * programs of the largest group, Hkv, splits of the longest part).
 """
 

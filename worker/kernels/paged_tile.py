@@ -6,7 +6,8 @@ tile may cross many small blocks or lie inside a large one.
 
 Three numbers a row are carried from step to step: its largest score (`peak`, in units of log2, as exp2 is the
 instruction that there is), the sum of exp2(score - peak) (`total`), and the weighted sum of values (`acc`). Two halves
-of a history can be computed apart and merged, which is what paged_decode and paged_shared do.
+of a history can be computed apart and merged, which is what paged_decode and paged_shared do ("Online normalizer
+calculation for softmax", Milakov and Gimelshein, 2018).
 
 Loads of K *and* of V are masked: a slot that no position owns may hold NaN, and 0 * NaN is NaN. Offsets are 64-bit: a
 pool may hold more than 2^31 elements.
