@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from typing import TypedDict
 
 from octavo.commands import defaults
 
@@ -137,15 +138,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="octavo",
         description="Serve language models from workers that remember what they have read.",
-        epilog="From the environment: OCTAVO_ADDRESS, OCTAVO_CACHE_MANAGER and OCTAVO_MODEL, instead of the options of "
-        "these names; OCTAVO_API_KEY, where the gateway asks for one.",
+        epilog="From the environment: OCTAVO_ADDRESS and OCTAVO_CACHE_MANAGER, instead of the options of these names; "
+        "OCTAVO_MODEL, which model to fetch and to serve; OCTAVO_API_KEY, where the gateway asks for one.",
     )
     parser.add_argument("--version", action="version", version=f"octavo {version('octavo')}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
     up = verbs.add_parser(
         "up",
-        help="run a whole Octavo on this machine until Ctrl-C",
+        **_does("run a whole Octavo on this machine until Ctrl-C"),
         epilog="The services take their further settings from the environment: `python -m worker --print-settings`, "
         "likewise gateway and cache_manager, shows them.",
     )
@@ -184,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.set_defaults(run=_up)
 
-    chat = verbs.add_parser("chat", help="ask once, or have a conversation")
+    chat = verbs.add_parser("chat", **_does("ask once, or have a conversation"))
     chat.add_argument("prompt", nargs="?", help="the question; without it a conversation begins")
     _add_address(chat)
     chat.add_argument("--system", metavar="TEXT", help="what the model should know and be")
@@ -222,39 +223,51 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
     chat.set_defaults(run=_chat)
 
-    stats = verbs.add_parser("stats", help="show the fleet: load, cache, tokens saved")
+    stats = verbs.add_parser("stats", **_does("show the fleet: load, cache, tokens saved"))
     _add_address(stats)
     stats.add_argument("--json", action="store_true", help="for programs")
     stats.set_defaults(run=_stats)
 
-    explain = verbs.add_parser("explain", help="say what workers remember of a question, and what it would cost there")
+    explain = verbs.add_parser(
+        "explain", **_does("say what workers remember of a question, and what it would cost there")
+    )
     explain.add_argument("prompt", help="the question, as it would be asked with `octavo chat`")
     _add_address(explain)
     explain.add_argument("--system", metavar="TEXT", help="what the model should know and be")
     explain.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
     explain.set_defaults(run=_explain)
 
-    audit = verbs.add_parser("audit", help="recompute the books of all workers, and say whether they balance")
+    audit = verbs.add_parser("audit", **_does("recompute the books of all workers, and say whether they balance"))
     _add_cache_managers(audit)
     audit.set_defaults(run=_audit)
 
-    reset = verbs.add_parser("reset", help="forget what is remembered, while requests run")
+    reset = verbs.add_parser("reset", **_does("forget what is remembered, while requests run"))
     _add_cache_managers(reset)
     reset.add_argument("--worker", metavar="ID", help="this one alone (default: all of them)")
     reset.set_defaults(run=_reset)
 
-    key = verbs.add_parser("key", help="draw an API key, and say what stands for it in a tenants file")
+    key = verbs.add_parser("key", **_does("draw an API key, and say what stands for it in a tenants file"))
     key.set_defaults(run=_key)
 
-    model = verbs.add_parser("model", help="fetch models").add_subparsers(metavar="VERB", required=True)
-    fetch = model.add_parser("fetch", help="fetch a model and print the folder where it lies")
+    model = verbs.add_parser("model", **_does("fetch models")).add_subparsers(metavar="VERB", required=True)
+    fetch = model.add_parser("fetch", **_does("fetch a model and print the folder where it lies"))
     fetch.add_argument("model", nargs="?", default=_default_model(), help="smollm2, a hub id, a folder, or a GGUF file")
     fetch.set_defaults(run=_fetch)
 
-    demo = verbs.add_parser("demo", help="start a stack, visit it, show what prefix hits save, stop it")
+    demo = verbs.add_parser("demo", **_does("start a stack, visit it, show what prefix hits save, stop it"))
     _add_model(demo)
     demo.set_defaults(run=_demo)
     return parser
+
+
+class _Does(TypedDict):
+    help: str
+    description: str
+
+
+def _does(what: str) -> _Does:
+    """What a verb does, for the list of verbs and for its own help."""
+    return {"help": what, "description": f"{what[0].upper()}{what[1:]}."}
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:

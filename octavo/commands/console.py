@@ -29,7 +29,7 @@ _UNSHOWN = frozenset({"time", "level", "service", "event", "traceback"})
 
 def as_curl(http_url: str, model: str, *, with_key: bool) -> str:
     """A question for OpenAI's API, to be pasted into a shell; with the user's own key where one is wanted."""
-    question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0}
     ask = f"curl {http_url}/v1/chat/completions -H 'content-type: application/json'"
     if with_key:
         ask += ' -H "authorization: Bearer $OCTAVO_API_KEY"'

@@ -88,5 +88,5 @@ def in_words(found: PromptExplanation, prompt_tokens: int) -> str:
         case HitEnd.BEING_COMPUTED:
             why = f"Another request computes the block at position {at}: this one would wait for it."
     left = at - found.reused_tokens
-    few = f" The {left} tokens before are too few to copy a block for, or no block is free." if left else ""
+    few = f" The {left} tokens before it are too few to copy a block for, or no block is free." if left else ""
     return f"{found.reused_tokens:,} of {prompt_tokens:,} tokens would be reused. {why}{few}"

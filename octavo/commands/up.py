@@ -1,6 +1,7 @@
 """`octavo up`: a whole Octavo on this machine until Ctrl-C."""
 
 import asyncio
+import shlex
 import signal
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -55,16 +56,18 @@ async def _until_interrupted(work: Coroutine[Any, Any, None], cluster: Cluster) 
 
 
 def _greet(cluster: Cluster, models: Sequence[str]) -> None:
-    workers = f"{len(cluster.workers)} worker{'s' if len(cluster.workers) > 1 else ''}"
+    count = len(cluster.workers)
+    workers, which = (f"{count} workers", "each of which") if count > 1 else ("1 worker", "which")
     pools = cluster.workers[0].events("kv_pool")
-    holds = f", each of which remembers {pools[-1]['tokens']:,} tokens ({_size(pools[-1]['bytes'])})" if pools else ""
+    holds = f", {which} remembers {pools[-1]['tokens']:,} tokens ({_size(pools[-1]['bytes'])})" if pools else ""
     at = "" if cluster.address == defaults.ADDRESS else f" --address {cluster.address}"
     manager = cluster.manager.address
     managed_at = "" if manager == defaults.CACHE_MANAGER else f" --cache-manager {manager}"
     out.print(
         f"\n[bold]Octavo serves {escape(' and '.join(models))} at {cluster.address}[/bold] with {workers}{holds}.\n"
     )
-    out.print(f'  octavo chat{at} "Why is the sky blue?"')
+    of = f" --model {shlex.quote(models[0])}" if len(set(models)) > 1 else ""
+    out.print(f'  octavo chat{at}{of} "Why is the sky blue?"', markup=False, soft_wrap=True)
     out.print(f"  octavo stats{at}")
     out.print(f"  octavo audit{managed_at}")
     out.print(f"  octavo reset{managed_at}\n")

@@ -105,7 +105,7 @@ async def all_gone(pids: Sequence[int]) -> None:
 
 async def test_up_serves_chat_and_stats_until_ctrl_c(tmp_path: Path) -> None:
     async with octavo("up", "--workers", "1", "--port", "0", TMPDIR=str(tmp_path)) as up:
-        address = (await up.until(r"serves smollm2 at (\S+) with 1 worker, each of which remembers [\d,]+ tokens"))[1]
+        address = (await up.until(r"serves smollm2 at (\S+) with 1 worker, which remembers [\d,]+ tokens"))[1]
         manager = (await up.until(r"octavo reset --cache-manager (\S+)"))[1]
         openai_url = (await up.until(r"OpenAI's API is at (http://\S+/v1):"))[1]
         pids = descendants(up.process.pid)

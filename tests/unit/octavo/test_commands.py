@@ -96,6 +96,13 @@ def test_what_is_pasted_into_a_shell_shows_the_users_key_where_one_is_wanted() -
     assert json.loads(words[words.index("-d") + 1])["model"] == "m"
 
 
+def test_each_verb_says_what_it_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["octavo", "model", "fetch", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "Fetch a model and print the folder where it lies." in capsys.readouterr().out
+
+
 def test_help_waits_for_no_library() -> None:
     program = """
 import sys

@@ -31,7 +31,7 @@ def found(end: HitEnd, reused: int, position: int, block: int | None = None) -> 
         (
             found(HitEnd.DIFFERS, 16, 18, block=7),
             "16 of 31 tokens would be reused. At position 18 block 7 goes on with another token. "
-            "The 2 tokens before are too few to copy a block for, or no block is free.",
+            "The 2 tokens before it are too few to copy a block for, or no block is free.",
         ),
         (
             found(HitEnd.LAST_TOKEN, 30, 30),
