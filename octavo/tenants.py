@@ -25,9 +25,9 @@ from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES, digest_of
 from octavo.ids import TenantTag
 from octavo.pool_part import NOTHING, PoolPart, parse_pool_part
 
-AUTHORIZATION = "authorization"
 FILE_VARIABLE = "OCTAVO_TENANTS_FILE"
 """Names the file to every service that reads it."""
+AUTHORIZATION = "authorization"
 """The metadata of a call that holds `Bearer KEY`."""
 
 MAX_NAME_CHARACTERS = 128
@@ -213,7 +213,8 @@ def api_key_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """
     shown = [value for name, value in metadata if name == AUTHORIZATION]
     if len(shown) != 1 or not isinstance(shown[0], str):
-        raise Unauthenticated(f"{AUTHORIZATION}: the call has {len(shown)} of it, wanted 1: `Bearer KEY`")
+        has = f"given {len(shown)} times" if shown else "missing"
+        raise Unauthenticated(f"{AUTHORIZATION}: {has}, wanted one `Bearer KEY`")
     scheme, _, api_key = shown[0].partition(" ")
     if scheme.lower() != "bearer" or not api_key:
         raise Unauthenticated(f"{AUTHORIZATION}: not of the form `Bearer KEY`")

@@ -123,8 +123,8 @@ def test_a_key_that_no_metadata_can_hold_is_refused_without_being_repeated(key: 
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ([], "authorization: the call has 0 of it, wanted 1"),
-        ([*credentials("a"), *credentials("b")], "authorization: the call has 2 of it, wanted 1"),
+        ([], "authorization: missing, wanted one `Bearer KEY`"),
+        ([*credentials("a"), *credentials("b")], "authorization: given 2 times, wanted one `Bearer KEY`"),
         ([("authorization", "Basic hush")], "authorization: not of the form `Bearer KEY`"),
         ([("authorization", "Bearer")], "authorization: not of the form `Bearer KEY`"),
         ([("authorization", "Bearer ")], "authorization: not of the form `Bearer KEY`"),
