@@ -10,9 +10,10 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from octavo.redis_url import parse_redis_url, without_secrets
@@ -180,9 +181,14 @@ def _named(settings: type[ServiceSettings], place: tuple[int | str, ...]) -> str
 
 def _described(values: ServiceSettings) -> dict[str, dict[str, object]]:
     return {
-        PREFIX + name.upper(): {"value": _shown(getattr(values, name)), "meaning": field.description}
+        PREFIX + name.upper(): {"value": _shown(getattr(values, name)), **_choices(field), "meaning": field.description}
         for name, field in type(values).model_fields.items()
     }
+
+
+def _choices(field: FieldInfo) -> dict[str, object]:
+    """All that a setting can be, where that is a list of words."""
+    return {"choices": get_args(field.annotation)} if get_origin(field.annotation) is Literal else {}
 
 
 def _shown(value: object) -> object:

@@ -110,6 +110,7 @@ def test_settings_are_shown_with_their_meaning(
     shown = json.loads(capsys.readouterr().out)
     assert shown["OCTAVO_SEATS"] == {"value": 5, "meaning": "how many"}
     assert all(entry["meaning"] for entry in shown.values())
+    assert shown["OCTAVO_LOG_LEVEL"]["choices"] == ["debug", "info", "warning", "error"]
 
 
 def test_settings_cannot_be_changed_later() -> None:
