@@ -57,7 +57,7 @@ class Catalogue:
         if not name and len(self._models) == 1:
             return next(iter(self._models.values()))
         if name not in self._models:
-            raise UnknownModel(f"model: {name!r}; there are: {self._names()}")
+            raise UnknownModel(f"model: {repr(name) if name else 'none named'}; there are: {self._names()}")
         return self._models[name]
 
     def in_service(self) -> tuple[ModelInService, ...]:

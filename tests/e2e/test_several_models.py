@@ -27,7 +27,7 @@ async def test_requests_go_to_the_workers_of_their_model(tmp_path: Path) -> None
         assert {model.name: model.workers for model in listed.models} == {NAME: 1, "twin": 1}
         async with AsyncClient(stack.cluster.address) as client:
             served = {name: [await ask(client, name, prompt) for _ in range(2)] for name in (NAME, "twin")}
-            with pytest.raises(UnknownModel, match=f"there are: {NAME}, twin"):
+            with pytest.raises(UnknownModel, match=f"model: none named; there are: {NAME}, twin"):
                 await client.complete(Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=1))
     for name, worker in ((NAME, "worker-0"), ("twin", "worker-1")):
         assert served[name] == [(worker, 0, greedy(prompt, 3)), (worker, 32, greedy(prompt, 3))], name
