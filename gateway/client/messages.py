@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from gateway.client.values import Ended, Explanation, FleetState, GatewayLoad, Model, WorkerExplanation
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
@@ -27,8 +28,7 @@ def generation_to_wire(request: Generation | str) -> gateway_v1.GenerateRequest:
     Raises:
         InvalidRequest: a number is out of its field's range, or a text holds half a character.
     """
-    with _sendable():
-        return _message_of(_generation(request))
+    return _message_of(_generation(request))
 
 
 def _generation(request: Generation | str) -> Generation:
@@ -41,16 +41,16 @@ def read_whole(request: Generation | str) -> Generation:
 
 
 @contextmanager
-def _sendable() -> Generator[None]:
+def _sendable(field: str) -> Generator[None]:
     """Tell what a message cannot hold as the gateway would tell it."""
     try:
         yield
     except ValueError as error:
-        raise InvalidRequest(f"the request cannot be sent: {error}") from error
+        raise InvalidRequest(f"{field}: cannot be sent: {error}") from error
 
 
 def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
-    message = gateway_v1.GenerateRequest(
+    message = _filled(
         model=request.model,
         max_tokens=request.max_tokens,
         n=request.samples,
@@ -76,16 +76,28 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
         beam=beam_to_wire(request.beam),
         stream_interval=request.stream_interval or 0,
     )
-    match request.prompt:
-        case TextPrompt(text):
-            message.text = text
-        case ChatPrompt(messages, tools):
-            message.chat.CopyFrom(gateway_v1.Chat(messages=map(_turn_to_wire, messages), tools=tools))
-        case TokenPrompt(ids):
-            message.tokens.CopyFrom(gateway_v1.TokenIds(ids=ids))
-        case None:
-            pass
+    with _sendable("prompt"):
+        match request.prompt:
+            case TextPrompt(text):
+                message.text = text
+            case ChatPrompt(messages, tools):
+                message.chat.CopyFrom(gateway_v1.Chat(messages=map(_turn_to_wire, messages), tools=tools))
+            case TokenPrompt(ids):
+                message.tokens.CopyFrom(gateway_v1.TokenIds(ids=ids))
+            case None:
+                pass
     return message
+
+
+def _filled(**fields: Any) -> gateway_v1.GenerateRequest:
+    """A message with these fields; an error names the first that it cannot hold, which protobuf does not tell."""
+    try:
+        return gateway_v1.GenerateRequest(**fields)
+    except ValueError:
+        for name, value in fields.items():
+            with _sendable(name):
+                gateway_v1.GenerateRequest(**{name: value})
+        raise
 
 
 def _turn_to_wire(turn: ChatMessage) -> gateway_v1.ChatMessage:
@@ -105,7 +117,7 @@ def batch_to_wire(requests: Sequence[Generation | str]) -> gateway_v1.GenerateBa
 
 def tokenize_to_wire(prompt: TextPrompt | ChatPrompt | str, model: str) -> gateway_v1.TokenizeRequest:
     """Raises InvalidRequest: the text holds half a character."""
-    with _sendable():
+    with _sendable("prompt"):
         match prompt:
             case ChatPrompt(messages, tools):
                 chat = gateway_v1.Chat(messages=map(_turn_to_wire, messages), tools=tools)
@@ -116,7 +128,7 @@ def tokenize_to_wire(prompt: TextPrompt | ChatPrompt | str, model: str) -> gatew
 
 def detokenize_to_wire(ids: Sequence[int], model: str, *, show_special_tokens: bool) -> gateway_v1.DetokenizeRequest:
     """Raises InvalidRequest: an id is out of range."""
-    with _sendable():
+    with _sendable("ids"):
         return gateway_v1.DetokenizeRequest(model=model, ids=ids, show_special_tokens=show_special_tokens)
 
 

@@ -138,7 +138,7 @@ async def test_what_cannot_be_tokenised_is_refused_by_its_field(front: Gateway) 
         await client.detokenize([])
     with pytest.raises(UnknownModel, match="model: 'other'"):
         await client.detokenize([1], model="other")
-    with pytest.raises(InvalidRequest, match="the request cannot be sent"):
+    with pytest.raises(InvalidRequest, match="ids: cannot be sent"):
         await client.detokenize([-1])
 
 

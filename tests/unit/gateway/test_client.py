@@ -98,20 +98,20 @@ def test_an_event_arrives_as_it_was_told(event: Event) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("field", "request_"),
     [
-        Generation(prompt=TextPrompt("hi"), max_tokens=1 << 31),
-        Generation(prompt=TextPrompt("hi"), seed=-1),
-        Generation(prompt=TokenPrompt((1 << 32,))),
-        Generation(prompt=TextPrompt("\udcff")),
-        Generation(prompt=ChatPrompt((ChatMessage("user", "\udcff"),))),
-        Generation(prompt=TextPrompt("hi"), stop=("\udcff",)),
+        ("max_tokens", Generation(prompt=TextPrompt("hi"), max_tokens=1 << 31)),
+        ("seed", Generation(prompt=TextPrompt("hi"), seed=-1)),
+        ("prompt", Generation(prompt=TokenPrompt((1 << 32,)))),
+        ("prompt", Generation(prompt=TextPrompt("\udcff"))),
+        ("prompt", Generation(prompt=ChatPrompt((ChatMessage("user", "\udcff"),)))),
+        ("stop", Generation(prompt=TextPrompt("hi"), stop=("\udcff",))),
     ],
     ids=["max_tokens", "seed", "tokens", "text", "chat", "stop"],
 )
-def test_what_no_message_can_hold_is_an_invalid_request(request_: Generation) -> None:
+def test_what_no_message_can_hold_is_an_invalid_request(field: str, request_: Generation) -> None:
     """A terminal hands bytes that are no UTF-8 over as halves of characters."""
-    with pytest.raises(InvalidRequest, match="the request cannot be sent: "):
+    with pytest.raises(InvalidRequest, match=f"^{field}: cannot be sent: "):
         generation_to_wire(request_)
 
 
