@@ -20,7 +20,6 @@ from gateway.core.admission import Wish
 from gateway.core.best_of import best_of
 from gateway.core.events import Event
 from gateway.core.fleet import Fleet
-from gateway.core.in_flight import PromptBlocks
 from gateway.core.quotas import Quotas
 from gateway.core.request import Generation, Prompt
 from gateway.core.turns import Listener, TurnMemory
@@ -211,12 +210,16 @@ class Dispatcher:
                 raise Draining("this gateway finishes what it has and takes nothing new")
             job = await self._intake.job(request, account, arrived, seconds_left)
             with self._charged(job, account) as charge, self._remembered(job) as answers:
-                async with self._door.place(_wish(job, account), self._room_for(job), self._refusal_for(job)):
+                room = self._placement.room_for(job.model, job.submission)
+                async with self._door.place(_wish(job, account), room, self._refusal_for(job)):
                     charge.journey = Journey(self._intake.measured(job), self._journeys)
                     events = charge.journey.events()
                     async with aclosing(events), aclosing(_told(job, events)) as told:
                         async for event in told:
-                            sent = True
+                            if not sent:  # it is at a worker, which counts it now
+                                sent = True
+                                room.give_back()
+                                self._door.look()
                             if (answer := answers.hear(event)) is not None:
                                 self._intake.remember(job, *answer)
                             yield event
@@ -243,11 +246,6 @@ class Dispatcher:
         finally:
             for answer in answers.rest():
                 self._intake.remember(job, *answer)
-
-    def _room_for(self, job: Job) -> Callable[[], bool]:
-        """Whether some worker could begin the job now."""
-        prompt = PromptBlocks(job.submission.prompt, job.submission.scope)
-        return lambda: self._placement.has_room(job.model, job.submission, prompt)
 
     def _refusal_for(self, job: Job) -> Callable[[str], OctavoError]:
         """What the job ends with when it has waited too long: it says what for."""

@@ -8,16 +8,29 @@ import itertools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from gateway.core.admission import Admission, Ticket, Wish
 from octavo.errors import OctavoError, QueueFull
+
+
+class Room(Protocol):
+    """Room for one request at some worker."""
+
+    def take(self) -> bool:
+        """Take it if there is any now."""
+        ...
+
+    def give_back(self) -> None:
+        """Let others have it; saying so again changes nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
     turn: asyncio.Future[bool]
     """Whether it was let in."""
-    has_room: Callable[[], bool]
+    room: Room
 
 
 class Door:
@@ -66,13 +79,13 @@ class Door:
 
     @asynccontextmanager
     async def place(
-        self, wish: Wish, has_room: Callable[[], bool], refusal: Callable[[str], OctavoError] = QueueFull
+        self, wish: Wish, room: Room, refusal: Callable[[str], OctavoError] = QueueFull
     ) -> AsyncGenerator[None]:
         """Wait for a place here and room at a worker, and hold the place.
 
         Args:
             wish: when it must end is the client's deadline; the door's own bound comes on top.
-            has_room: whether some worker could begin it now; asked when it is first in its line.
+            room: at some worker; taken when the request is let in, given back with the place if not before.
             refusal: what a wait ends with that took too long; it is told how long that was.
 
         Raises:
@@ -82,21 +95,20 @@ class Door:
         """
         ticket = Ticket(next(self._tickets))
         try:
-            await self._turn_of(ticket, wish, has_room, refusal)
+            await self._turn_of(ticket, wish, room, refusal)
             yield
         finally:
             self._waits.pop(ticket, None)
+            room.give_back()
             self._admission.leave(ticket, self._clock())
             self._take_turns()
             self._left.set()
 
-    async def _turn_of(
-        self, ticket: Ticket, wish: Wish, has_room: Callable[[], bool], refusal: Callable[[str], OctavoError]
-    ) -> None:
+    async def _turn_of(self, ticket: Ticket, wish: Wish, room: Room, refusal: Callable[[str], OctavoError]) -> None:
         entered = self._clock()
         expires = min(wish.expires, entered + self._max_wait_seconds)
         self._admission.enter(ticket, replace(wish, expires=expires), entered)
-        wait = self._waits[ticket] = _Wait(asyncio.get_running_loop().create_future(), has_room)
+        wait = self._waits[ticket] = _Wait(asyncio.get_running_loop().create_future(), room)
         self._take_turns()
         try:
             async with asyncio.timeout(expires - entered):
@@ -108,7 +120,7 @@ class Door:
             raise TimeoutError(waited) if expires == wish.expires else refusal(waited)
 
     def _take_turns(self) -> None:
-        turn = self._admission.turn(self._clock(), lambda ticket: self._waits[ticket].has_room())
+        turn = self._admission.turn(self._clock(), lambda ticket: self._waits[ticket].room.take())
         for tickets, admitted in ((turn.admitted, True), (turn.expired, False)):
             for ticket in tickets:
                 future = self._waits[ticket].turn

@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.catalogue import Catalogue, ServedModel
-from gateway.core.fleet import Fleet, ReservationId, Standing, WorkerProcess
+from gateway.core.fleet import Fleet, ReservationId, WorkerProcess
 from gateway.core.in_flight import Blocks, PromptBlocks
 from gateway.core.interval import Interval
+from gateway.core.room import Rooms
 from gateway.core.routing import Candidate, Choice, Work, choose
 from gateway.counters import Counters
 from gateway.prefix_lookup import PrefixLookup
@@ -47,6 +48,34 @@ class Judgement:
     """Of the look-up that it was made with."""
 
 
+class PromptRoom:
+    """Room for one request at whichever worker has it (gateway/core/room.py), from when it is let in till it is there.
+
+    Where there is nobody at all, there is no room; one for whom everybody who is there is too small waits for nothing.
+    """
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        prompt: PromptBlocks,
+        fitting: Callable[[], Sequence[WorkerInfo]],
+        is_served: Callable[[], bool],
+    ) -> None:
+        self._rooms = rooms
+        self._prompt = prompt
+        self._fitting = fitting
+        self._is_served = is_served
+
+    def take(self) -> bool:
+        """Take it where there is most of it now; False where there is none."""
+        workers = self._fitting()
+        return self._rooms.take(self._prompt, workers) if workers else self._is_served()
+
+    def give_back(self) -> None:
+        """The request is counted at a worker now, or goes nowhere; saying so again changes nothing."""
+        self._rooms.give_back(self._prompt)
+
+
 class Placement:
     """Chooses workers and sends requests there."""
 
@@ -59,6 +88,7 @@ class Placement:
         self._lookup = lookup
         self._workers = workers
         self._counters = counters
+        self._rooms = Rooms(fleet)
         self._draw: Callable[[], float] = random.Random().random
 
     async def visit(
@@ -116,23 +146,14 @@ class Placement:
         published = indexed.get(chosen.worker_id, 0) // chosen.pool.block_size
         return Judgement(choice, work, prompt, prompt.of(chosen)[published:], found.state)
 
-    def has_room(self, model: ServedModel, submission: Submission, prompt: PromptBlocks) -> bool:
-        """Whether a worker could begin the request now, beside what runs and waits there.
-
-        What this gateway has at a worker and begins alike takes no room twice. Outputs are not counted: few requests
-        use all that they may, and a worker that runs short sends the newest back. Where there is nobody at all, there
-        is no room; one for whom everybody who is there is too small waits for nothing here.
-        """
-        fitting = self._fitting(model, submission, ())
-        standings = self._fleet.standings([worker.worker_id for worker in fitting])
-        lacking = [(standing, _lacking(standing, len(submission.prompt))) for standing in standings]
-        if not lacking:
-            return bool(self._catalogue.taking(model))
-        if any(tokens <= 0 for _, tokens in lacking):
-            return True
-        hits = self._fleet.hits(prompt, {})
-        shared = {worker: hit.tokens for worker, hit in hits.items()}
-        return any(tokens <= shared.get(standing.info.worker_id, 0) for standing, tokens in lacking)
+    def room_for(self, model: ServedModel, submission: Submission) -> "PromptRoom":
+        """Room for a request at some worker, which nobody has taken yet."""
+        return PromptRoom(
+            self._rooms,
+            PromptBlocks(submission.prompt, submission.scope),
+            lambda: self._fitting(model, submission, ()),
+            lambda: bool(self._catalogue.taking(model)),
+        )
 
     def prefilled(self, visit: Visit, cached_tokens: int) -> None:
         """The worker has computed the prompt, all but so many tokens of it."""
@@ -158,9 +179,3 @@ def work_of(parts: Sequence[Submission], longest: Submission) -> Work:
     drawn = sum(part.sequences * (part.max_tokens - part.carried_tokens) for part in parts)
     carried = sum(part.carried_tokens for part in parts) - longest.carried_tokens
     return Work(prompt=longest.prompt, output_tokens=drawn + carried)
-
-
-def _lacking(standing: Standing, prompt_tokens: int) -> int:
-    """Positions that a worker has too few for a prompt, beside what is held there and what waits to be computed."""
-    pool, held_blocks = standing.info.pool, standing.info.load.held_blocks
-    return prompt_tokens + standing.queued_tokens - (pool.num_blocks - held_blocks) * pool.block_size

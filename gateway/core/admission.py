@@ -125,12 +125,12 @@ class Admission:
             self._pace.ended(wish.tokens, now)
         self._forget(ticket)
 
-    def turn(self, now: float, has_room: Callable[[Ticket], bool] = lambda _: True) -> Turn:
+    def turn(self, now: float, take_room: Callable[[Ticket], bool] = lambda _: True) -> Turn:
         """Drop those whose time is up, then let the first of each line run while there are places and room.
 
         Args:
             now: the time.
-            has_room: whether some worker could begin the request now.
+            take_room: takes room for the request at some worker, or says that there is none; who gets it, runs.
         """
         expired = tuple(ticket for ticket, wish in self._waiting.items() if wish.expires <= now)
         for ticket in expired:
@@ -142,7 +142,7 @@ class Admission:
             self._turns.rotate(-1)
             ticket = line.head()
             assert ticket is not None, "a line without anybody"
-            if not has_room(ticket):
+            if not take_room(ticket):
                 blocked += 1
                 continue
             blocked = 0

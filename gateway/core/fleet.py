@@ -61,6 +61,8 @@ class Standing:
     """Positions of running sequences."""
     cached_tokens: int
     """Positions that are remembered and could be evicted."""
+    settling_tokens: int = 0
+    """Of prompts that were computed of late: what no report counts as held for certain."""
 
 
 @dataclass(slots=True)
@@ -139,6 +141,7 @@ class _Member:
             queued_prompts=self._queued_prompts(),
             held_tokens=held + sum(one.new_positions for one in unseen),
             cached_tokens=load.cached_blocks * block_size + self.since.cached,
+            settling_tokens=sum(one.prefill_tokens for one in unseen if one.computed),
         )
 
     def _queued_tokens(self) -> int:

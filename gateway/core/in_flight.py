@@ -51,6 +51,11 @@ class PromptBlocks:
         self._scope = scope
         self._chains: dict[ChainRoot, Blocks] = {}
 
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self._prompt)
+
     def of(self, worker: WorkerInfo) -> Blocks:
         """All full blocks."""
         root = worker.chain_root(self._scope)

@@ -1,7 +1,7 @@
 """Who is let in and when, through a real gateway: quotas, room at the workers, and what a refused client is told."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from gateway.bounds import Bounds
 from gateway.client import AsyncClient
 from gateway.core.request import Generation, TokenPrompt
 from gateway.core.retries import NEVER
+from gateway.prefix_lookup import Hits, MemoryLookup
 from gateway.tenancy import Tenancy
 from octavo.errors import InvalidRequest, NoWorker, QueueFull, QuotaExceeded
-from octavo.records import WorkerLoad
+from octavo.records import Scope, WorkerInfo, WorkerLoad
 from octavo.status import RETRY_AFTER_KEY, error_from
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2 as v1
@@ -25,6 +26,18 @@ from tests.support.tenants import write_tenants
 BLOCK = 16
 KEY = "the key of x"
 LONG = Generation(prompt=TokenPrompt(tuple(range(5, 5 + 4 * BLOCK))), max_tokens=1)
+
+
+class HeldIndex(MemoryLookup):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+        await self.gate.wait()
+        return await super().hits(prompt, scope, workers)
 
 
 @pytest.fixture
@@ -79,6 +92,40 @@ async def test_what_a_prompt_has_in_common_with_those_that_run_takes_no_room_twi
         await fleet.workers[0].until(lambda worker: len(worker.submissions) == 2)
         fleet.workers[0].gate.set()
         await asyncio.gather(first, second)
+
+
+async def test_those_who_are_let_in_together_do_not_count_on_the_same_room(tmp_path: Path) -> None:
+    """Four prompts of four blocks waited for a worker of ten: two begin, two wait on."""
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path) as front:
+        prompts = [TokenPrompt(tuple(range(at, at + 4 * BLOCK))) for at in range(5, 9)]
+        waits = [asyncio.create_task(front.client.complete(replace(LONG, prompt=prompt))) for prompt in prompts]
+        await until_load(front, running=0, waiting=4)
+        worker = await fleet.add("a", words_pool(num_blocks=10))
+        worker.gate.clear()
+        await worker.until(lambda worker: bool(worker.submissions))
+        await until_load(front, running=2, waiting=2)
+
+        worker.gate.set()
+        await asyncio.gather(*waits)
+        assert front.at_rest()
+
+
+async def test_room_that_was_taken_for_a_request_which_then_leaves_is_there_for_the_next(
+    fleet: FakeFleet, tmp_path: Path
+) -> None:
+    """It leaves while its prompt is looked up: let in, and at no worker yet."""
+    index = HeldIndex()
+    async with gateway(fleet, tmp_path, lookup=index) as front:
+        first = asyncio.create_task(front.client.complete(LONG))
+        await until_load(front, running=1, waiting=0)
+        other = replace(LONG, prompt=TokenPrompt(tuple(range(70, 70 + 5 * BLOCK))))
+        second = asyncio.create_task(front.client.complete(other))
+        await until_load(front, running=1, waiting=1)
+        first.cancel()
+        await until_load(front, running=1, waiting=0)
+        index.gate.set()
+        assert (await second).usage.prompt_tokens == 5 * BLOCK
+        assert front.at_rest()
 
 
 async def test_waiting_for_room_has_a_bound(fleet: FakeFleet, tmp_path: Path) -> None:
