@@ -31,7 +31,8 @@ import uvloop
 from deploy.process import LOOPBACK, Process, log_event
 from deploy.redis_binary import redis_command
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
-from octavo.records import Attach, Commit, Exchange, PoolSpec, Registration, Reservation, WorkerLoad
+from octavo.records.attend import Attach, Commit, Exchange, Registration, Reservation
+from octavo.records.fleet import PoolSpec, WorkerLoad
 from octavo.service import SERVER_OPTIONS, open_channel
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc

@@ -32,7 +32,7 @@ from octavo import models
 from octavo.commands.model import fetch_model
 from octavo.ids import BlockId, SequenceId
 from octavo.models import ModelFolder
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan
 from worker.model import linear
 from worker.model.loader import Road

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from bench.control_plane import python_process, redis_process, running
 from octavo.ids import Incarnation, WorkerId
 from octavo.models import ModelFolder
-from octavo.records import PoolSpec, Registration, Submission
+from octavo.records.attend import Registration
+from octavo.records.fleet import PoolSpec
+from octavo.records.serve import Submission
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient
 from worker.core.scheduler import Scheduler

@@ -25,7 +25,8 @@ from gateway.core.in_flight import Hit, PromptBlocks
 from gateway.core.routing import Work
 from octavo.errors import PoolExhausted
 from octavo.ids import BlockHash, Epoch, Incarnation, SequenceId, WorkerId
-from octavo.records import PLAIN, FleetUpdate, WorkerInfo, WorkerLoad
+from octavo.records.fleet import FleetUpdate, WorkerInfo, WorkerLoad
+from octavo.records.scope import PLAIN
 
 REPORT_SECONDS = 0.1
 """Between two reports of one worker."""

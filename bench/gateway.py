@@ -34,7 +34,7 @@ import uvloop
 from bench.control_plane import cpu_seconds, python_process, redis_process, running
 from bench.stand_in_worker import MODEL, STEP_SECONDS, seconds_since
 from deploy.process import LOOPBACK, Process
-from octavo.records import Submission
+from octavo.records.serve import Submission
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc

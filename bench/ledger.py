@@ -30,7 +30,8 @@ from bench.chapter import ChapterBooks
 from cache_manager.core.ledger import Ledger
 from octavo.hashing import HASH_BYTES, next_hash
 from octavo.ids import Epoch, SequenceId
-from octavo.records import Attach, Commit, Exchange, PoolSpec, Reservation
+from octavo.records.attend import Attach, Commit, Exchange, Reservation
+from octavo.records.fleet import PoolSpec
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 1024

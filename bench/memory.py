@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from cache_manager.core.block_table import blocks_needed
 from cache_manager.core.ledger import Ledger
 from octavo.ids import Epoch, SequenceId
-from octavo.records import PoolSpec, Scope
+from octavo.records.fleet import PoolSpec
+from octavo.records.scope import Scope
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

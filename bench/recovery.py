@@ -33,7 +33,9 @@ from bench.control_plane import POOL, cpu_seconds, python_process, redis_process
 from deploy.process import Process
 from octavo.ids import Incarnation, WorkerId
 from octavo.index_schema import WHOLE_MARK, index_key
-from octavo.records import Exchange, Grant, Inventory, Registered, Registration, SamplingParams, Submission
+from octavo.records.attend import Exchange, Grant, Inventory, Registered, Registration
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import Submission
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient
 from worker.core.scheduler import Scheduler

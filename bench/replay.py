@@ -15,7 +15,7 @@ from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
 from cache_manager.core.ledger import Ledger
 from octavo.hashing import HASH_BYTES
 from octavo.ids import Epoch
-from octavo.records import PoolSpec
+from octavo.records.fleet import PoolSpec
 
 FOLDER = Path(__file__).parent / "traces"
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from octavo.ids import BlockId, SequenceId
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Chunk, Draw
 from worker.model.outcome import outcome
 

@@ -21,7 +21,9 @@ from cache_manager.core.ledger import Ledger
 from octavo import models
 from octavo.ids import Epoch
 from octavo.models import ModelFolder
-from octavo.records import PoolSpec, SamplingParams, Submission
+from octavo.records.fleet import PoolSpec
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import Submission
 from worker.core.drafting import Drafter, Lookups, Source
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey

@@ -21,17 +21,8 @@ from bench.control_plane import NullServicer
 from deploy.process import LOOPBACK
 from octavo import models
 from octavo.ids import Epoch, Incarnation, WorkerId
-from octavo.records import (
-    FinishReason,
-    FleetUpdate,
-    PoolSpec,
-    Prefilled,
-    SampleFinished,
-    StepReport,
-    Tokens,
-    WorkerInfo,
-    WorkerLoad,
-)
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
+from octavo.records.serve import FinishReason, Prefilled, SampleFinished, StepReport, Tokens
 from octavo.service import SERVER_OPTIONS
 from octavo.v1 import cache_manager_pb2 as manager_v1
 from octavo.v1 import cache_manager_pb2_grpc as manager_v1_grpc

@@ -7,7 +7,7 @@ from cache_manager.core import eviction
 from cache_manager.core.accounts import Allowance, Allowances
 from cache_manager.core.eviction import EvictionPolicy
 from octavo.pool_part import NOTHING, PoolPart
-from octavo.records import PoolSpec
+from octavo.records.fleet import PoolSpec
 from octavo.tenants import Tenant
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from octavo.errors import Draining
 from octavo.ids import WorkerId
-from octavo.records import FleetUpdate, WorkerInfo
+from octavo.records.fleet import FleetUpdate, WorkerInfo
 
 PACE_SECONDS = 0.1
 """Between two updates that tell of loads only."""

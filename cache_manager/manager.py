@@ -26,20 +26,10 @@ from cache_manager.fleet_feed import PACE_SECONDS, FleetFeed, Subscription
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import CacheEpoch, Epoch, SequenceId, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import (
-    CacheReset,
-    Exchange,
-    Grant,
-    PoolAudit,
-    PoolSpec,
-    PromptExplanation,
-    Registered,
-    Registration,
-    Scope,
-    SequenceDescription,
-    WorkerInfo,
-    WorkerLoad,
-)
+from octavo.records.attend import Exchange, Grant, Registered, Registration
+from octavo.records.fleet import PoolSpec, WorkerInfo, WorkerLoad
+from octavo.records.insight import CacheReset, PoolAudit, PromptExplanation, SequenceDescription
+from octavo.records.scope import Scope
 from octavo.settings import split_address
 
 log = logging.getLogger("octavo.cache_manager.manager")

@@ -10,7 +10,7 @@ from cache_manager.core.restoration import Restoration
 from cache_manager.manager import Manager
 from octavo.errors import InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import SequenceId, WorkerId
-from octavo.records import Registration
+from octavo.records.attend import Registration
 from octavo.status import Context
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc

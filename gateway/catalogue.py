@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gateway.core.fleet import Fleet, WorkerProcess, process_of
 from gateway.tokenizer import Tokenizer
 from octavo.errors import Draining, NoWorker, UnknownModel
-from octavo.records import WorkerInfo
+from octavo.records.fleet import WorkerInfo
 
 log = logging.getLogger("octavo.gateway")
 

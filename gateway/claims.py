@@ -14,7 +14,7 @@ from itertools import islice
 
 from octavo.ids import BlockHash
 from octavo.index_schema import CLAIM_SCRIPT, CLAIM_SECONDS, MAX_CLAIMS, claims_key, index_member
-from octavo.records import WorkerInfo
+from octavo.records.fleet import WorkerInfo
 from octavo.redis_client import Command, RedisClient
 
 PACE_SECONDS = 0.01

@@ -33,7 +33,8 @@ from gateway.placement import Judgement, Placement
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import Workers
 from octavo.errors import Draining, NoWorker, OctavoError, QueueFull
-from octavo.records import FleetUpdate, IndexState, WorkerInfo
+from octavo.records.fleet import FleetUpdate, WorkerInfo
+from octavo.records.generate import IndexState
 
 
 class Dispatcher:

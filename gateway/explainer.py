@@ -9,7 +9,8 @@ import grpc
 
 from octavo.errors import UnknownWorker
 from octavo.ids import WorkerId
-from octavo.records import PromptExplanation, Scope
+from octavo.records.insight import PromptExplanation
+from octavo.records.scope import Scope
 from octavo.service import open_channel
 from octavo.status import translated
 from octavo.transport import PLAINTEXT, Transport

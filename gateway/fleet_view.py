@@ -12,7 +12,7 @@ from gateway.catalogue import Catalogue
 from gateway.core.fleet import GRACE_SECONDS, Fleet, process_of
 from gateway.worker_client import Workers
 from octavo.errors import WorkerLost
-from octavo.records import FleetUpdate, WorkerInfo
+from octavo.records.fleet import FleetUpdate, WorkerInfo
 
 
 class FleetView:

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import grpc
 
 from octavo.errors import InvalidRequest
-from octavo.records import FleetUpdate
+from octavo.records.fleet import FleetUpdate
 from octavo.service import open_channel
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1

@@ -30,7 +30,10 @@ from gateway.core.request import (
 from gateway.core.turns import Answer, TurnMemory
 from octavo.errors import InvalidRequest
 from octavo.hashing import digest_of
-from octavo.records import PoolSpec, SamplingParams, Scope, Submission
+from octavo.records.fleet import PoolSpec
+from octavo.records.sampling import SamplingParams
+from octavo.records.scope import Scope
+from octavo.records.serve import Submission
 
 _SEED_BITS = 64
 

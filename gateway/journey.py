@@ -22,7 +22,7 @@ from gateway.fleet_view import FleetView
 from gateway.intake import Job
 from gateway.placement import Placement, Visit
 from octavo.errors import Draining, NoWorker, OctavoError, WorkerLost
-from octavo.records import StepReport
+from octavo.records.serve import StepReport
 
 log = logging.getLogger("octavo.gateway")
 

@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from gateway.dispatcher import Dispatcher
 from octavo.metrics import histogram
-from octavo.records import IndexState
+from octavo.records.generate import IndexState
 
 
 class GatewayMetrics(Collector):

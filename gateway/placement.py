@@ -16,7 +16,9 @@ from gateway.core.routing import Candidate, Choice, Work, choose
 from gateway.counters import Counters
 from gateway.prefix_lookup import PrefixLookup
 from gateway.worker_client import WorkerCall, Workers
-from octavo.records import IndexState, Submission, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.generate import IndexState
+from octavo.records.serve import Submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Adapter: how much of a prompt each worker holds, read from the prefix index.
 
 The index is a hint: it may lag, and it may be away. So a look-up never fails and never takes longer than its budget;
-what cannot be learned in time counts as "no hits", and every answer says what it is worth (octavo.records.IndexState).
+what cannot be learned in time counts as "no hits", and every answer says what it is worth
+(octavo.records.generate.IndexState).
 
 Invariant: a request waits for its budget's end or for the answer, whichever comes first, and for nothing else. It
 neither connects nor finds out whether Redis is back: while the breaker (gateway.core.breaker) is open, nobody is asked
@@ -32,7 +33,9 @@ from octavo.index_schema import (
     index_key,
     index_member,
 )
-from octavo.records import IndexState, Scope, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.generate import IndexState
+from octavo.records.scope import Scope
 from octavo.redis_client import Command, NoScriptError, RedisClient, ResponseError
 
 log = logging.getLogger("octavo.gateway")

@@ -13,7 +13,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.tenancy import Tenancy
 from octavo.errors import OctavoError
-from octavo.records import TokenLogprobs
+from octavo.records.serve import TokenLogprobs
 from octavo.status import STATUS_OF, Context, shortened
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc

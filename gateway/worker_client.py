@@ -18,7 +18,8 @@ from gateway.core.fleet import WorkerProcess, process_of
 from gateway.core.interval import Interval
 from gateway.waker import Waker
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
-from octavo.records import Prefilled, PromptLogprobs, SampleFinished, StepReport, Submission, Tokens, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.serve import Prefilled, PromptLogprobs, SampleFinished, StepReport, Submission, Tokens
 from octavo.service import open_channel
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import worker_pb2 as worker_v1

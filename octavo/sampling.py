@@ -9,7 +9,7 @@ from math import inf
 from typing import Protocol
 
 from octavo.errors import InvalidRequest
-from octavo.records import BeamSearch
+from octavo.records.sampling import BeamSearch
 
 MAX_TOP_LOGPROBS = 20
 """Of the likeliest tokens, listed at one position."""

@@ -13,7 +13,8 @@ from octavo import models, settings, telemetry
 from octavo.errors import OctavoError
 from octavo.ids import Incarnation, WorkerId
 from octavo.metrics import metrics_endpoint
-from octavo.records import PoolSpec, Registration
+from octavo.records.attend import Registration
+from octavo.records.fleet import PoolSpec
 from octavo.service import Service, run
 from octavo.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 from worker.attendance import Attendance

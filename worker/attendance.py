@@ -21,7 +21,7 @@ from typing import Protocol
 
 from octavo.errors import Draining, OctavoError, StaleEpoch, Superseded
 from octavo.ids import NO_EPOCH, CacheEpoch, WorkerId
-from octavo.records import Exchange, Grant, Inventory, Registration
+from octavo.records.attend import Exchange, Grant, Inventory, Registration
 from worker.cache_client import CacheClient
 
 log = logging.getLogger("octavo.worker.attendance")

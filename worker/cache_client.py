@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import grpc
 
 from octavo.errors import OctavoError
-from octavo.records import Exchange, Grant, Inventory, Registered, Registration
+from octavo.records.attend import Exchange, Grant, Inventory, Registered, Registration
 from octavo.service import open_channel
 from octavo.status import translated
 from octavo.transport import PLAINTEXT, Transport

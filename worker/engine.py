@@ -23,7 +23,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from octavo.errors import Draining, OctavoError
-from octavo.records import Grant, Refusal, Registration, StepReport, Submission
+from octavo.records.attend import Grant, Registration
+from octavo.records.serve import Refusal, StepReport, Submission
 from worker.attendance import Attendance, InventoryRefused, ManagerLost
 from worker.core.scheduler import Scheduler
 from worker.core.sequence import GatewayKey

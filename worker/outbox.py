@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from octavo.errors import QueueFull
-from octavo.records import StepReport
+from octavo.records.serve import StepReport
 from worker.core.sequence import GatewayKey
 
 

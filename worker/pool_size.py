@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from octavo.ids import BlockId, SequenceId
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan
 
 CPU_BUDGET_BYTES = 512 << 20

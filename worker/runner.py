@@ -14,7 +14,8 @@ import torch
 
 from octavo.ids import BlockId, SequenceId
 from octavo.models import ModelFolder
-from octavo.records import PoolSpec, SamplingParams
+from octavo.records.fleet import PoolSpec
+from octavo.records.sampling import SamplingParams
 from worker import pool_size
 from worker.core.step import Chunk, Draw, StepPlan, StepResult
 from worker.kernels import SharedPrefixes, shared_prefix

@@ -15,7 +15,7 @@ from cache_manager.core.single_flight import SingleFlight
 from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
 from octavo.errors import InvalidRequest
 from octavo.hashing import next_hash
-from octavo.records import PoolSpec
+from octavo.records.fleet import PoolSpec
 
 MAX_BLOCKS = 1 << 22
 """Of one pool: 67 million positions in blocks of 16. To open the books of so many takes half a second and 0.5 GB."""

@@ -11,7 +11,9 @@ from cache_manager.core.block_table import BlockTables
 from cache_manager.core.vocabulary import Vocabulary
 from octavo.errors import InvalidRequest, UnknownSequence
 from octavo.ids import SequenceId
-from octavo.records import MAX_RETAIN_SECONDS, Attach, Exchange, Media, PoolSpec, Scope
+from octavo.records.attend import MAX_RETAIN_SECONDS, Attach, Exchange
+from octavo.records.fleet import PoolSpec
+from octavo.records.scope import Media, Scope
 
 
 class Draft:

@@ -11,7 +11,7 @@ from cache_manager.core.prefix_index import PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, hit_candidates
 from octavo.ids import BlockHash, BlockId, Epoch
-from octavo.records import HitEnd, PromptExplanation
+from octavo.records.insight import HitEnd, PromptExplanation
 
 
 class Explainer:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Epoch, WorkerId
-from octavo.records import Registration
+from octavo.records.attend import Registration
 
 MAX_EPOCH = 1 << 62
 """The largest that a worker can have been given. There is room above it for those to come."""

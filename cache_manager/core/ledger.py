@@ -42,22 +42,10 @@ from cache_manager.core.usage import PoolUsage, usage_of
 from octavo.errors import PoolExhausted
 from octavo.hashing import NO_SEAM, hit_candidates, next_hash, token_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
-from octavo.records import (
-    PLAIN,
-    Attach,
-    BlockCopy,
-    Exchange,
-    Fork,
-    Grant,
-    PoolAudit,
-    PoolSpec,
-    PromptExplanation,
-    Reservation,
-    Scope,
-    SequenceDescription,
-    TableBlock,
-    TableChange,
-)
+from octavo.records.attend import Attach, BlockCopy, Exchange, Fork, Grant, Reservation, TableChange
+from octavo.records.fleet import PoolSpec
+from octavo.records.insight import PoolAudit, PromptExplanation, SequenceDescription, TableBlock
+from octavo.records.scope import PLAIN, Scope
 
 _ROOTS_REMEMBERED = 1024
 """Scopes whose chain root need not be computed again."""

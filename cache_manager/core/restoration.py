@@ -26,7 +26,8 @@ from octavo.block_record import NO_BLOCK, BlockRecord, read_records
 from octavo.errors import InvalidRequest
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, next_hash, token_bytes, tokens_of_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId
-from octavo.records import MAX_RETAIN_SECONDS, HeldSequence, Inventory, PoolSpec
+from octavo.records.attend import MAX_RETAIN_SECONDS, HeldSequence, Inventory
+from octavo.records.fleet import PoolSpec
 
 BLOCKS_AT_ONCE = 512
 """Between two steps: about a millisecond."""

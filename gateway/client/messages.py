@@ -10,7 +10,7 @@ from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt
 from gateway.core.routing import Cost
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
-from octavo.records import TokenLogprobs
+from octavo.records.serve import TokenLogprobs
 from octavo.status import error_named
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.wire.fleet import worker_from_wire

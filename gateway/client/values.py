@@ -8,7 +8,10 @@ from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started,
 from gateway.core.routing import Cost
 from octavo.errors import OctavoError
 from octavo.ids import WorkerId
-from octavo.records import FinishReason, IndexState, PromptExplanation, TokenLogprobs, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.generate import IndexState
+from octavo.records.insight import PromptExplanation
+from octavo.records.serve import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import NewType
 from gateway.core.fair_queue import FairQueue
 from gateway.core.pace import Pace
 from octavo.errors import InvalidRequest, QueueFull
-from octavo.records import PoolSpec
+from octavo.records.fleet import PoolSpec
 
 Ticket = NewType("Ticket", int)
 """One request at the door; drawn by the caller, never used twice."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.core.fleet import WorkerProcess
-from octavo.records import Submission
+from octavo.records.serve import Submission
 
 FIRST_PAUSE_SECONDS = 0.5
 """Until a worker may be asked again by a request that it has lost or refused; each further time doubles them."""

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from octavo.ids import WorkerId
-from octavo.records import FinishReason, IndexState, TokenLogprobs
+from octavo.records.generate import IndexState
+from octavo.records.serve import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from typing import NewType
 
 from gateway.core.in_flight import Blocks, Hit, PromptBlocks, Sent
 from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
-from octavo.records import FleetUpdate, WorkerInfo
+from octavo.records.fleet import FleetUpdate, WorkerInfo
 
 ReservationId = NewType("ReservationId", int)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
 from octavo.ids import BlockHash
-from octavo.records import Scope, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.scope import Scope
 
 Blocks = tuple[BlockHash, ...]
 """The hashes of a prompt's full blocks, in order."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from gateway.core.interval import MAX_INTERVAL, WHOLE_INTERVAL
 from gateway.core.tool_calls import objects_in
 from octavo.errors import InvalidRequest
-from octavo.records import MAX_RETAIN_SECONDS, BeamSearch
+from octavo.records.attend import MAX_RETAIN_SECONDS
+from octavo.records.sampling import BeamSearch
 from octavo.sampling import require_beam, require_biases, require_knobs, require_top_logprobs
 
 

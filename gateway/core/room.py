@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gateway.core.fleet import Fleet, Standing, WorkerProcess, process_of
 from gateway.core.in_flight import PromptBlocks, Sent
-from octavo.records import WorkerInfo
+from octavo.records.fleet import WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)

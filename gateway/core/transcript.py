@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.core.events import Delta, Finished, PromptLogprobs
 from gateway.core.stops import StopScanner
-from octavo.records import FinishReason, StepReport, TokenLogprobs, Tokens
+from octavo.records.serve import FinishReason, StepReport, TokenLogprobs, Tokens
 
 
 class Detokenizer(Protocol):

@@ -12,7 +12,7 @@ from gateway.http_door import replies
 from gateway.http_door.errors import problem_of
 from gateway.http_door.forms import Draft, Form, Head, Part, ReadPrompt
 from octavo.errors import OctavoError
-from octavo.records import FinishReason
+from octavo.records.serve import FinishReason
 
 _DONE = b"data: [DONE]\n\n"
 

@@ -14,7 +14,7 @@ from gateway.core.tool_calls import Piece as TextOrCall
 from gateway.core.tool_calls import ToolCall, ToolCallParser, ToolForm
 from gateway.http_door import replies
 from gateway.http_door.logprobs import Piece, TextLogprobs, chat_logprobs, prompt_logprobs
-from octavo.records import FinishReason, TokenLogprobs
+from octavo.records.serve import FinishReason, TokenLogprobs
 
 Part = dict[str, Any]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from octavo.records import TokenLogprobs
+from octavo.records.serve import TokenLogprobs
 
 Piece = Callable[[int], bytes]
 """What a token stands for by itself."""

@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
 from gateway.http_door.fields import Fields, Float32, Ignored, Int32, Only, Seed, Strings, TokenId, TokenIdKey, Unserved
 from gateway.http_door.forms import Extras
-from octavo.records import BeamSearch
+from octavo.records.sampling import BeamSearch
 from octavo.sampling import MAX_TOP_LOGPROBS
 
 COMPLETION_MAX_TOKENS = 16

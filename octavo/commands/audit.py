@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from octavo.commands.console import CommandFailed, out
 from octavo.commands.managers import Metadata, answers
-from octavo.records import PoolAudit
+from octavo.records.insight import PoolAudit
 from octavo.v1 import cache_manager_pb2
 from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
 from octavo.wire.insight import audit_from_wire

@@ -12,7 +12,8 @@ from octavo.commands.connection import transport
 from octavo.commands.console import err, out
 from octavo.commands.key import api_key
 from octavo.commands.problems import speaking_to
-from octavo.records import BeamSearch, FinishReason
+from octavo.records.sampling import BeamSearch
+from octavo.records.serve import FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

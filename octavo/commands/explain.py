@@ -17,7 +17,7 @@ from octavo.commands.console import CommandFailed, out
 from octavo.commands.key import api_key
 from octavo.commands.problems import speaking_to
 from octavo.commands.stats import index_in_words
-from octavo.records import HitEnd, PromptExplanation
+from octavo.records.insight import HitEnd, PromptExplanation
 
 _TIMEOUT_SECONDS = 10.0
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from octavo.commands.console import out
 from octavo.commands.managers import Metadata, answers
 from octavo.errors import UnknownWorker
-from octavo.records import CacheReset
+from octavo.records.insight import CacheReset
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2
 from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub

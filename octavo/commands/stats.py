@@ -15,7 +15,8 @@ from octavo.commands.connection import transport
 from octavo.commands.console import out
 from octavo.commands.key import api_key
 from octavo.commands.problems import speaking_to
-from octavo.records import IndexState, PoolSpec, WorkerInfo
+from octavo.records.fleet import PoolSpec, WorkerInfo
+from octavo.records.generate import IndexState
 
 _TIMEOUT_SECONDS = 5.0
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from octavo.errors import InvalidRequest
 from octavo.hashing import HASH_BYTES, NO_SEAM, TOKEN_BYTES, Seam
 from octavo.ids import BlockHash, BlockId, CacheEpoch, Epoch, Incarnation, SequenceId, WorkerId
-from octavo.records import (
+from octavo.records.attend import (
     Attach,
     BlockCopy,
     Commit,

@@ -3,12 +3,7 @@
 from octavo.errors import InvalidRequest
 from octavo.hashing import HASH_BYTES
 from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
-from octavo.records import (
-    FleetUpdate,
-    PoolSpec,
-    WorkerInfo,
-    WorkerLoad,
-)
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import types_pb2 as types_v1
 

@@ -1,8 +1,6 @@
 """Client <-> gateway, as far as a record of ours is in it."""
 
-from octavo.records import (
-    IndexState,
-)
+from octavo.records.generate import IndexState
 from octavo.v1 import gateway_pb2 as gateway_v1
 
 _STATE_TO_WIRE = {

@@ -5,15 +5,8 @@ from collections.abc import Sequence
 
 from octavo.errors import InvalidRequest
 from octavo.ids import BlockId, CacheEpoch, Epoch, SequenceId, WorkerId
-from octavo.records import (
-    CacheReset,
-    HitEnd,
-    PoolAudit,
-    PromptExplanation,
-    Scope,
-    SequenceDescription,
-    TableBlock,
-)
+from octavo.records.insight import CacheReset, HitEnd, PoolAudit, PromptExplanation, SequenceDescription, TableBlock
+from octavo.records.scope import Scope
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.wire.flat import pack, pack_all, unpack
 from octavo.wire.scope import media_to_wire, scope_from_wire

@@ -5,11 +5,7 @@ from collections.abc import Collection
 from octavo.errors import InvalidRequest
 from octavo.hashing import HASH_BYTES, TENANT_TAG_BYTES
 from octavo.ids import TenantTag
-from octavo.records import (
-    PLAIN,
-    Media,
-    Scope,
-)
+from octavo.records.scope import PLAIN, Media, Scope
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import types_pb2 as types_v1
 from octavo.v1 import worker_pb2 as worker_v1

@@ -5,14 +5,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.records import (
-    BeamSearch,
+from octavo.records.sampling import BeamSearch, SamplingParams
+from octavo.records.serve import (
     FinishReason,
     Prefilled,
     PromptLogprobs,
     Refusal,
     SampleFinished,
-    SamplingParams,
     StepReport,
     Submission,
     TokenLogprobs,

@@ -9,7 +9,7 @@ import pytest
 from octavo.block_record import record_bytes
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch, UnknownSequence
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
-from octavo.records import Exchange, Grant, HeldSequence, Inventory, Registered, Registration, TableChange
+from octavo.records.attend import Exchange, Grant, HeldSequence, Inventory, Registered, Registration, TableChange
 from tests.support import books
 from tests.support.fakes import LedgerClient
 from tests.support.worker_service import attend, manager_process

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from octavo.errors import UnknownWorker
 from octavo.ids import Incarnation, SequenceId, WorkerId
-from octavo.records import PoolAudit, Registration
+from octavo.records.attend import Registration
+from octavo.records.insight import PoolAudit
 from octavo.service import open_channel
 from octavo.status import REASON_KEY, STATUS_OF, translated
 from octavo.v1 import cache_manager_pb2 as v1

@@ -14,7 +14,9 @@ from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
 from octavo.index_schema import CLAIM_SECONDS, MAX_CLAIMS, WHOLE_MARK, claims_key, index_key, index_member
-from octavo.records import PLAIN, IndexState, Media, PoolSpec, Scope, WorkerInfo
+from octavo.records.fleet import PoolSpec, WorkerInfo
+from octavo.records.generate import IndexState
+from octavo.records.scope import PLAIN, Media, Scope
 from octavo.redis_client import Command, RedisClient, open_client
 from tests.support.fleets import pool, worker
 from tests.support.redis_server import RedisServer, redis_server

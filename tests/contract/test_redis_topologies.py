@@ -17,7 +17,9 @@ from gateway.core.breaker import BreakerState
 from gateway.core.in_flight import PromptBlocks
 from gateway.prefix_lookup import Hits, RedisLookup
 from octavo import redis_client
-from octavo.records import PLAIN, IndexState, WorkerInfo, WorkerLoad
+from octavo.records.fleet import WorkerInfo, WorkerLoad
+from octavo.records.generate import IndexState
+from octavo.records.scope import PLAIN
 from octavo.redis_client import open_client
 from tests.support import books, fleets
 from tests.support.manager_service import ManagerService, WorkerStandIn, manager_service

@@ -13,11 +13,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import octavo.wire
-from octavo import records
 from octavo.block_record import split_records
 from octavo.errors import InvalidRequest, OctavoError
 from octavo.hashing import HASH_BYTES, NO_SEAM, Seam
 from octavo.ids import BlockId
+from octavo.records.attend import (
+    Attach,
+    BlockCopy,
+    Commit,
+    Exchange,
+    Fork,
+    Grant,
+    HeldSequence,
+    Inventory,
+    Registered,
+    Registration,
+    Reservation,
+    TableChange,
+    Truncation,
+)
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
+from octavo.records.insight import CacheReset, HitEnd, PoolAudit, PromptExplanation, SequenceDescription, TableBlock
+from octavo.records.sampling import BeamSearch, SamplingParams
+from octavo.records.scope import Media, Scope
+from octavo.records.serve import (
+    FinishReason,
+    Prefilled,
+    PromptLogprobs,
+    Refusal,
+    SampleFinished,
+    StepReport,
+    Submission,
+    TokenLogprobs,
+    Tokens,
+)
 from octavo.status import STATUS_OF
 from octavo.v1 import cache_manager_pb2 as manager_v1
 from octavo.v1 import types_pb2 as types_v1
@@ -43,14 +72,14 @@ def record(cls: type, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any
 
 
 scopes = record(
-    records.Scope,
+    Scope,
     salt=st.just(b"") | digests,
     public_tokens=u32,
     adapter_digest=st.just(b"") | digests,
-    media=several(st.builds(records.Media, u32, digests)),
+    media=several(st.builds(Media, u32, digests)),
 )
 pools = record(
-    records.PoolSpec,
+    PoolSpec,
     model=names,
     model_digest=digests,
     tokenizer_digest=digests,
@@ -62,7 +91,7 @@ pools = record(
     vocab_size=st.integers(1, 2**32 - 1),
 )
 loads = record(
-    records.WorkerLoad,
+    WorkerLoad,
     running_sequences=u32,
     waiting_sequences=u32,
     queued_prefill_tokens=u32,
@@ -74,7 +103,7 @@ loads = record(
     preemptions=u64,
 )
 workers = record(
-    records.WorkerInfo,
+    WorkerInfo,
     worker_id=names,
     epoch=u64,
     address=names,
@@ -85,26 +114,26 @@ workers = record(
     cache_epoch=u64,
 )
 exchanges = record(
-    records.Exchange,
+    Exchange,
     epoch=u64,
     step=u64,
-    truncations=several(st.builds(records.Truncation, u32, u32)),
-    commits=several(st.builds(records.Commit, u32, some_tokens)),
-    forks=several(st.builds(records.Fork, u32, some_u32, u32)),
+    truncations=several(st.builds(Truncation, u32, u32)),
+    commits=several(st.builds(Commit, u32, some_tokens)),
+    forks=several(st.builds(Fork, u32, some_u32, u32)),
     finished=some_u32,
-    attaches=several(st.builds(records.Attach, u32, some_tokens, scopes, tenants, u32)),
-    reserves=several(st.builds(records.Reservation, u32, u32)),
+    attaches=several(st.builds(Attach, u32, some_tokens, scopes, tenants, u32)),
+    reserves=several(st.builds(Reservation, u32, u32)),
     load=loads,
     draining=st.booleans(),
 )
 grants = record(
-    records.Grant,
+    Grant,
     epoch=u64,
     step=u64,
     attached=several(st.tuples(u32, u32)),
     waiting=several(st.tuples(u32, u32)),
-    tables=several(st.builds(records.TableChange, u32, u32, some_u32)),
-    copies=several(st.builds(records.BlockCopy, u32, u32)),
+    tables=several(st.builds(TableChange, u32, u32, some_u32)),
+    copies=several(st.builds(BlockCopy, u32, u32)),
     unmet=some_u32,
     free_blocks=u32,
     published=st.binary(max_size=64),
@@ -113,11 +142,11 @@ grants = record(
     cache_epoch=u64,
 )
 inventories = record(
-    records.Inventory,
+    Inventory,
     published=st.binary(max_size=64),
     sequences=several(
         record(
-            records.HeldSequence,
+            HeldSequence,
             sequence=u32,
             root=digests,
             tokens=some_tokens,
@@ -138,7 +167,7 @@ def between(least: float, most: float) -> st.SearchStrategy[float]:
 
 
 samplings = record(
-    records.SamplingParams,
+    SamplingParams,
     temperature=float32,
     top_k=st.integers(0, 2**31 - 1),
     top_p=st.floats(0, 1, width=32, exclude_min=True),
@@ -150,7 +179,7 @@ samplings = record(
     logit_bias=several(st.tuples(u32, between(-100, 100))),
 )
 beams = record(
-    records.BeamSearch,
+    BeamSearch,
     width=u32,
     length_penalty=between(-8, 8),
     early_stopping=st.booleans(),
@@ -159,32 +188,30 @@ beams = record(
 
 
 @st.composite
-def logprobs(draw: st.DrawFn, count: int) -> tuple[records.TokenLogprobs, ...]:
+def logprobs(draw: st.DrawFn, count: int) -> tuple[TokenLogprobs, ...]:
     """Of so many tokens, each with as many of the likeliest."""
     top = draw(st.integers(0, 3))
     likeliest = st.lists(st.tuples(u32, between(-100, 0)), min_size=top, max_size=top).map(tuple)
-    one = st.builds(records.TokenLogprobs, between(-100, 0), likeliest)
+    one = st.builds(TokenLogprobs, between(-100, 0), likeliest)
     return tuple(draw(st.lists(one, min_size=count, max_size=count)))
 
 
 @st.composite
-def token_runs(draw: st.DrawFn) -> records.Tokens:
+def token_runs(draw: st.DrawFn) -> Tokens:
     """With logprobs or without."""
     tokens = draw(some_u32)
     told = draw(logprobs(len(tokens))) if draw(st.booleans()) else ()
-    return records.Tokens(draw(u32), draw(u32), tokens, told)
+    return Tokens(draw(u32), draw(u32), tokens, told)
 
 
 reports = record(
-    records.StepReport,
+    StepReport,
     tokens=several(token_runs()),
-    prefilled=several(st.builds(records.Prefilled, u32, u32)),
+    prefilled=several(st.builds(Prefilled, u32, u32)),
     finished=several(
-        st.builds(
-            records.SampleFinished, u32, u32, st.sampled_from(records.FinishReason), st.none() | st.floats(-1e9, 0)
-        )
+        st.builds(SampleFinished, u32, u32, st.sampled_from(FinishReason), st.none() | st.floats(-1e9, 0))
     ),
-    prompt_logprobs=several(st.builds(records.PromptLogprobs, u32, u32, st.integers(0, 3).flatmap(logprobs))),
+    prompt_logprobs=several(st.builds(PromptLogprobs, u32, u32, st.integers(0, 3).flatmap(logprobs))),
 )
 
 Case = tuple[st.SearchStrategy[Any], Callable[[Any], Message], Callable[[Any], Any]]
@@ -193,13 +220,13 @@ CASES: dict[str, Case] = {
     "load": (loads, fleet.load_to_wire, fleet.load_from_wire),
     "worker": (workers, fleet.worker_to_wire, fleet.worker_from_wire),
     "fleet": (
-        record(records.FleetUpdate, workers=several(workers), gone=several(names), snapshot=st.booleans()),
+        record(FleetUpdate, workers=several(workers), gone=several(names), snapshot=st.booleans()),
         fleet.fleet_to_wire,
         fleet.fleet_from_wire,
     ),
     "audit": (
         record(
-            records.PoolAudit,
+            PoolAudit,
             epoch=u64,
             num_blocks=u32,
             free_blocks=u32,
@@ -212,27 +239,27 @@ CASES: dict[str, Case] = {
         insight.audit_from_wire,
     ),
     "reset": (
-        record(records.CacheReset, cache_epoch=u64, workers=u32, blocks=u64),
+        record(CacheReset, cache_epoch=u64, workers=u32, blocks=u64),
         insight.reset_to_wire,
         insight.reset_from_wire,
     ),
     "description": (
         record(
-            records.SequenceDescription,
+            SequenceDescription,
             epoch=u64,
             length=u32,
             room=u32,
-            blocks=several(st.builds(records.TableBlock, u32, u32, st.booleans())),
+            blocks=several(st.builds(TableBlock, u32, u32, st.booleans())),
         ),
         insight.description_to_wire,
         insight.description_from_wire,
     ),
     "explanation": (
         record(
-            records.PromptExplanation,
+            PromptExplanation,
             epoch=u64,
             reused_tokens=u32,
-            end=st.sampled_from(records.HitEnd),
+            end=st.sampled_from(HitEnd),
             position=u32,
             block=st.none() | u32,
             leader=st.none() | u32,
@@ -247,7 +274,7 @@ CASES: dict[str, Case] = {
     ),
     "registration": (
         record(
-            records.Registration,
+            Registration,
             worker_id=names,
             incarnation=u64,
             address=names,
@@ -262,9 +289,7 @@ CASES: dict[str, Case] = {
     ),
     "inventory": (inventories, attend.inventory_to_wire, attend.inventory_from_wire),
     "registered": (
-        st.builds(
-            records.Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000), u64
-        ),
+        st.builds(Registered, u64, st.integers(0, 2**32 - 1).map(lambda milliseconds: milliseconds / 1000), u64),
         attend.registered_to_wire,
         attend.registered_from_wire,
     ),
@@ -274,7 +299,7 @@ CASES: dict[str, Case] = {
     "beam": (beams, serve.beam_to_wire, serve.beam_from_wire),
     "submission": (
         record(
-            records.Submission,
+            Submission,
             request=u32,
             prompt=some_u32,
             max_tokens=u32,
@@ -317,7 +342,7 @@ def test_what_is_sent_is_what_arrives(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("error", STATUS_OF, ids=lambda cls: cls.__name__)
 def test_a_refusal_arrives_as_the_error_that_it_was(error: type[OctavoError]) -> None:
-    sent = records.StepReport(refused=(records.Refusal(7, error("wanted 3 blocks, 1 available")),))
+    sent = StepReport(refused=(Refusal(7, error("wanted 3 blocks, 1 available")),))
     (arrived,) = serve.report_from_wire(serve.report_to_wire(sent)).refused
     assert arrived.request == 7
     assert (type(arrived.error), str(arrived.error)) == (error, "wanted 3 blocks, 1 available")
@@ -353,7 +378,7 @@ def with_logprobs(run: worker_v1.LogprobRun, sample: int = 0) -> worker_v1.Serve
     return worker_v1.ServeReply(tokens=flat.pack([1, 0, 2, 7, 8]), logprobs=[logprobs])
 
 
-def in_inventory(message: manager_v1.HeldSequence) -> records.Inventory:
+def in_inventory(message: manager_v1.HeldSequence) -> Inventory:
     return attend.inventory_from_wire(manager_v1.Inventory(sequences=[message]))
 
 

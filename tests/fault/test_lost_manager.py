@@ -16,7 +16,9 @@ from octavo.errors import UnknownWorker
 from octavo.hashing import block_hashes
 from octavo.ids import WorkerId
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
-from octavo.records import PoolAudit, PoolSpec, Submission
+from octavo.records.fleet import PoolSpec
+from octavo.records.insight import PoolAudit
+from octavo.records.serve import Submission
 from octavo.service import open_channel
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1

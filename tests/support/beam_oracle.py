@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 
-from octavo.records import BeamSearch, FinishReason
+from octavo.records.sampling import BeamSearch
+from octavo.records.serve import FinishReason
 
 Scores = Callable[[Sequence[int]], Sequence[float]]
 """Logarithms of the probabilities of all tokens after a text."""

@@ -8,7 +8,9 @@ from typing import Any
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from octavo.ids import Epoch, SequenceId
-from octavo.records import Attach, Commit, Exchange, Fork, Grant, PoolSpec, Reservation, Scope, Truncation
+from octavo.records.attend import Attach, Commit, Exchange, Fork, Grant, Reservation, Truncation
+from octavo.records.fleet import PoolSpec
+from octavo.records.scope import Scope
 
 EPOCH = Epoch(1)
 

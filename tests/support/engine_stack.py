@@ -7,7 +7,8 @@ from random import Random
 
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from octavo import models
-from octavo.records import PoolSpec, Submission
+from octavo.records.fleet import PoolSpec
+from octavo.records.serve import Submission
 from tests.support import tiny_model
 from tests.support.oracle import solo_greedy
 from tests.support.worker_service import (

@@ -17,19 +17,8 @@ from gateway.prefix_lookup import MemoryLookup
 from octavo.errors import OctavoError, UnknownWorker
 from octavo.hashing import block_hashes
 from octavo.ids import Epoch, WorkerId
-from octavo.records import (
-    FinishReason,
-    FleetUpdate,
-    PoolSpec,
-    Prefilled,
-    Refusal,
-    SampleFinished,
-    StepReport,
-    Submission,
-    Tokens,
-    WorkerInfo,
-    WorkerLoad,
-)
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
+from octavo.records.serve import FinishReason, Prefilled, Refusal, SampleFinished, StepReport, Submission, Tokens
 from octavo.service import SERVER_OPTIONS
 from octavo.status import StatusInterceptor
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc

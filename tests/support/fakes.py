@@ -14,16 +14,10 @@ from cache_manager.core.restoration import Restoration
 from octavo.errors import StaleEpoch
 from octavo.hashing import token_bytes
 from octavo.ids import Epoch
-from octavo.records import (
-    Exchange,
-    Grant,
-    Inventory,
-    PoolSpec,
-    Registered,
-    Registration,
-    SamplingParams,
-    TokenLogprobs,
-)
+from octavo.records.attend import Exchange, Grant, Inventory, Registered, Registration
+from octavo.records.fleet import PoolSpec
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import TokenLogprobs
 from worker.core.step import Chunk, Continuation, StepPlan, StepResult
 
 Kept = int | None

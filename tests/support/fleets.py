@@ -3,7 +3,7 @@
 from typing import Any
 
 from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
-from octavo.records import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
 
 
 def pool(**fields: Any) -> PoolSpec:

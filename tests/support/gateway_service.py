@@ -27,7 +27,7 @@ from gateway.tenancy import Tenancy
 from gateway.tokenizer import Tokenizer
 from gateway.worker_client import Workers
 from octavo.metrics import Everything
-from octavo.records import FleetUpdate, PoolSpec
+from octavo.records.fleet import FleetUpdate, PoolSpec
 from octavo.service import SERVER_OPTIONS, open_channel
 from octavo.status import StatusInterceptor
 from octavo.v1 import gateway_pb2 as gateway_v1

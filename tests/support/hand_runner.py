@@ -9,7 +9,7 @@ import torch
 
 from octavo import models
 from octavo.ids import BlockId, SequenceId
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Chunk, Draw, StepPlan
 from worker.kernels import Attend
 from worker.kv_pool import KVPool

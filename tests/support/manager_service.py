@@ -16,17 +16,9 @@ from cache_manager.servicer import SERVICE_NAME, CacheManagerServicer
 from deploy.process import Process, log_event
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import (
-    Exchange,
-    FleetUpdate,
-    Grant,
-    Inventory,
-    PoolAudit,
-    PoolSpec,
-    Registered,
-    Registration,
-    WorkerLoad,
-)
+from octavo.records.attend import Exchange, Grant, Inventory, Registered, Registration
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerLoad
+from octavo.records.insight import PoolAudit
 from octavo.redis_client import open_client
 from octavo.service import Service, open_channel
 from octavo.status import translated

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from octavo.block_record import split_records
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, SequenceId, TenantTag
-from octavo.records import Exchange, Grant, HeldSequence, Inventory
+from octavo.records.attend import Exchange, Grant, HeldSequence, Inventory
 
 
 @dataclass

@@ -10,7 +10,7 @@ import torch
 
 from octavo import models
 from octavo.models import ModelFolder
-from octavo.records import Submission
+from octavo.records.serve import Submission
 from tests.support.oracle import solo_greedy
 from tests.support.scheduling import World, submission
 from worker.draft_model import DraftModel

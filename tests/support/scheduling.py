@@ -8,15 +8,9 @@ from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.core.restoration import Restoration
 from octavo.ids import NEVER_RESET, CacheEpoch, Epoch, SequenceId
-from octavo.records import (
-    Exchange,
-    FinishReason,
-    Grant,
-    SamplingParams,
-    StepReport,
-    Submission,
-    TokenLogprobs,
-)
+from octavo.records.attend import Exchange, Grant
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import FinishReason, StepReport, Submission, TokenLogprobs
 from tests.support import books
 from tests.support.beam_oracle import beam_search
 from tests.support.fakes import FunctionRunner, Model, beam_scores, judgement, next_token, solo_text

@@ -4,7 +4,7 @@ import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from octavo.records import Submission
+from octavo.records.serve import Submission
 from tests.support import books
 from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.scheduling import submission

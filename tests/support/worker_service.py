@@ -13,7 +13,10 @@ from cache_manager.servicer import CacheManagerServicer
 from gateway.prefix_lookup import MemoryLookup
 from octavo.errors import UnknownWorker
 from octavo.ids import Incarnation, WorkerId
-from octavo.records import CacheReset, PoolAudit, PoolSpec, Registration, StepReport, Submission, WorkerInfo
+from octavo.records.attend import Registration
+from octavo.records.fleet import PoolSpec, WorkerInfo
+from octavo.records.insight import CacheReset, PoolAudit
+from octavo.records.serve import StepReport, Submission
 from octavo.service import Service, open_channel
 from octavo.status import translated
 from octavo.v1 import worker_pb2 as v1

@@ -1,7 +1,10 @@
 """What a worker can run at all: a submission is judged once, before it waits."""
 
 from octavo.errors import InvalidRequest
-from octavo.records import MAX_RETAIN_SECONDS, PoolSpec, Scope, Submission
+from octavo.records.attend import MAX_RETAIN_SECONDS
+from octavo.records.fleet import PoolSpec
+from octavo.records.scope import Scope
+from octavo.records.serve import Submission
 from octavo.sampling import require_beam, require_top_logprobs
 from worker.core.beams import continuations_wanted
 

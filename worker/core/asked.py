@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from octavo.ids import SequenceId
-from octavo.records import Attach, Reservation
+from octavo.records.attend import Attach, Reservation
 from worker.core.sequence import Sequence
 from worker.core.tables import Tables
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from octavo.records import BeamSearch, FinishReason
+from octavo.records.sampling import BeamSearch
+from octavo.records.serve import FinishReason
 from worker.core.step import Continuation
 
 

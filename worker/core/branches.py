@@ -5,7 +5,7 @@ are forked: they alias all that it has computed by then.
 """
 
 from octavo.ids import SequenceId
-from octavo.records import Fork
+from octavo.records.attend import Fork
 from worker.core.lineup import Lineup
 from worker.core.sequence import Sequence
 from worker.core.tables import Tables

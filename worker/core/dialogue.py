@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from octavo.ids import CacheEpoch
-from octavo.records import Exchange, Grant
+from octavo.records.attend import Exchange, Grant
 from worker.core import order
 from worker.core.admission import Doorkeeper
 from worker.core.asked import Asked, Shortage

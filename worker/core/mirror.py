@@ -11,7 +11,7 @@ from itertools import islice
 from octavo.block_record import NO_BLOCK, find_key, find_key_of, record_bytes, split_records
 from octavo.hashing import TOKEN_BYTES, hit_candidates, token_bytes
 from octavo.ids import BlockHash, BlockId
-from octavo.records import HeldSequence, Inventory
+from octavo.records.attend import HeldSequence, Inventory
 
 PART_BYTES = 1 << 20
 """Of one message: what its reader takes in without keeping others waiting."""

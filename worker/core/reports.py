@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from octavo.records import Prefilled, PromptLogprobs, Refusal, SampleFinished, StepReport, Tokens
+from octavo.records.serve import Prefilled, PromptLogprobs, Refusal, SampleFinished, StepReport, Tokens
 from worker.core.sequence import GatewayKey
 
 Event = Tokens | PromptLogprobs | Prefilled | SampleFinished | Refusal

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequest, OctavoError
-from octavo.records import (
+from octavo.records.serve import (
     FinishReason,
     Prefilled,
     PromptLogprobs,

@@ -26,16 +26,9 @@ The rules:
 
 from octavo.errors import Draining, OctavoError, QueueFull
 from octavo.ids import CacheEpoch, Epoch
-from octavo.records import (
-    Exchange,
-    Grant,
-    Inventory,
-    PoolSpec,
-    StepReport,
-    Submission,
-    TokenLogprobs,
-    WorkerLoad,
-)
+from octavo.records.attend import Exchange, Grant, Inventory
+from octavo.records.fleet import PoolSpec, WorkerLoad
+from octavo.records.serve import StepReport, Submission, TokenLogprobs
 from worker.core.acceptance import require_runnable
 from worker.core.dialogue import Dialogue
 from worker.core.drafting import Counts, Drafter

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
-from octavo.records import Submission
+from octavo.records.serve import Submission
 
 GatewayKey = NewType("GatewayKey", int)
 """One Serve stream of this worker; drawn by the engine, never used twice."""

@@ -7,7 +7,7 @@ lets draw (`after`). Whether somebody stops there is not; then its reserve was f
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from octavo.records import Reservation
+from octavo.records.attend import Reservation
 from worker.core import order
 from worker.core.draws import draws_after, targets_of
 from worker.core.sequence import Sequence

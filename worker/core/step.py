@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.ids import BlockId, SequenceId
-from octavo.records import BlockCopy, SamplingParams, TokenLogprobs
+from octavo.records.attend import BlockCopy
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """When a sample ends. A stop token is no part of the output: it is not told, not counted, and never written."""
 
-from octavo.records import FinishReason, Submission
+from octavo.records.serve import FinishReason, Submission
 
 
 def reason_to_stop(submission: Submission, outputs: int, token: int) -> FinishReason | None:

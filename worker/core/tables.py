@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 from octavo.hashing import Seam
 from octavo.ids import NEVER_RESET, BlockHash, BlockId, CacheEpoch, SequenceId
-from octavo.records import BlockCopy, Commit, Grant, HeldSequence, Inventory, Scope, Submission
+from octavo.records.attend import BlockCopy, Commit, Grant, HeldSequence, Inventory
+from octavo.records.scope import Scope
+from octavo.records.serve import Submission
 from worker.core.mirror import Mirror
 from worker.core.sequence import Sequence
 

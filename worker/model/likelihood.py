@@ -11,7 +11,7 @@ from math import isfinite
 
 import torch
 
-from octavo.records import TokenLogprobs
+from octavo.records.serve import TokenLogprobs
 from worker.core.step import Continuation, Draw
 from worker.model.shaping import shape
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from octavo.records import TokenLogprobs
+from octavo.records.serve import TokenLogprobs
 from worker.core.step import Chunk, StepResult
 from worker.model.likelihood import continuations, logprobs
 from worker.model.sampler import sample

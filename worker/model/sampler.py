@@ -33,7 +33,7 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import pad
 
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Draw
 from worker.model.shaping import shape
 

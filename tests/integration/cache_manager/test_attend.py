@@ -9,7 +9,9 @@ import pytest
 from cache_manager.core.ledger import Ledger
 from octavo.errors import InvalidRequest, StaleEpoch, UnknownSequence, UnknownWorker
 from octavo.ids import SequenceId
-from octavo.records import Attach, PoolAudit, Scope, TableChange
+from octavo.records.attend import Attach, TableChange
+from octavo.records.insight import PoolAudit
+from octavo.records.scope import Scope
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.wire.attend import exchange_to_wire

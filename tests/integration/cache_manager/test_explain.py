@@ -7,7 +7,8 @@ import pytest
 
 from octavo.errors import InvalidRequest, UnknownSequence, UnknownWorker
 from octavo.ids import WorkerId
-from octavo.records import PLAIN, HitEnd, PromptExplanation, Scope, SequenceDescription
+from octavo.records.insight import HitEnd, PromptExplanation, SequenceDescription
+from octavo.records.scope import PLAIN, Scope
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.wire.insight import description_from_wire, explanation_from_wire, prompt_to_explain_to_wire

@@ -8,7 +8,7 @@ from octavo.errors import InvalidRequest, UnknownWorker
 from octavo.hashing import block_hashes
 from octavo.ids import NEVER_RESET, CacheEpoch, SequenceId
 from octavo.index_schema import WHOLE_MARK, index_member
-from octavo.records import CacheReset
+from octavo.records.insight import CacheReset
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.wire.insight import reset_from_wire

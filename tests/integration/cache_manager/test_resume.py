@@ -7,7 +7,8 @@ import pytest
 
 from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Incarnation, SequenceId
-from octavo.records import Inventory, PoolAudit
+from octavo.records.attend import Inventory
+from octavo.records.insight import PoolAudit
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.wire.attend import registration_to_wire
 from tests.support.books import pool_spec, tokens_of

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from octavo.errors import Draining
-from octavo.records import FleetUpdate, WorkerLoad
+from octavo.records.fleet import FleetUpdate, WorkerLoad
 from octavo.v1 import cache_manager_pb2 as v1
 from tests.support import books
 from tests.support.manager_service import FleetWatch, ManagerService, manager_service

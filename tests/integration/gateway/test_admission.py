@@ -15,7 +15,8 @@ from gateway.core.retries import NEVER
 from gateway.prefix_lookup import Hits, MemoryLookup
 from gateway.tenancy import Tenancy
 from octavo.errors import InvalidRequest, NoWorker, QueueFull, QuotaExceeded
-from octavo.records import Scope, WorkerInfo, WorkerLoad
+from octavo.records.fleet import WorkerInfo, WorkerLoad
+from octavo.records.scope import Scope
 from octavo.status import RETRY_AFTER_KEY, error_from
 from octavo.tenants import credentials
 from octavo.v1 import gateway_pb2 as v1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gateway.core.request import Generation, TokenPrompt
 from octavo.ids import WorkerId
-from octavo.records import WorkerLoad
+from octavo.records.fleet import WorkerLoad
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
 from tests.support.fake_fleet import fake_fleet

@@ -20,7 +20,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import Hits, MemoryLookup, RedisLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
 from octavo.hashing import block_hashes
-from octavo.records import PLAIN, FinishReason, IndexState, Scope, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.generate import IndexState
+from octavo.records.scope import PLAIN, Scope
+from octavo.records.serve import FinishReason
 from octavo.redis_client import open_client
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words

@@ -21,7 +21,7 @@ from gateway.core.request import Generation, TextPrompt
 from gateway.http_door.requests import ChatRequest, CompletionRequest
 from gateway.tenancy import Tenancy
 from octavo.errors import PoolExhausted
-from octavo.records import BeamSearch
+from octavo.records.sampling import BeamSearch
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool

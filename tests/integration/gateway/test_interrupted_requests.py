@@ -20,7 +20,8 @@ from gateway.prefix_lookup import Hits, MemoryLookup
 from octavo.errors import Draining, OctavoError, PoolExhausted
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
-from octavo.records import PLAIN, Scope, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.scope import PLAIN, Scope
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool

@@ -24,7 +24,7 @@ from octavo.errors import Unauthenticated
 from octavo.hashing import block_hashes
 from octavo.ids import Epoch
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
-from octavo.records import IndexState
+from octavo.records.generate import IndexState
 from octavo.service import open_channel, probe
 from octavo.status import translated
 from octavo.v1 import gateway_pb2 as gateway_v1

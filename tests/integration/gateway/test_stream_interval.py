@@ -13,7 +13,7 @@ from gateway.bounds import Bounds
 from gateway.core.events import Delta, Event, Finished, Started
 from gateway.core.interval import WHOLE_INTERVAL
 from gateway.core.request import Generation, TokenPrompt
-from octavo.records import FinishReason, Prefilled, SampleFinished, StepReport, Tokens
+from octavo.records.serve import FinishReason, Prefilled, SampleFinished, StepReport, Tokens
 from tests.support.fake_fleet import FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import gateway, words_pool
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.bounds import Bounds
 from gateway.client import Completion
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
-from octavo.records import StepReport, Tokens
+from octavo.records.serve import StepReport, Tokens
 from tests.support import words
 from tests.support.fake_fleet import FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool

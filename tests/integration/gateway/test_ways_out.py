@@ -17,7 +17,7 @@ from gateway.core.request import Generation, TextPrompt, TokenPrompt
 from gateway.worker_client import Workers
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
-from octavo.records import FinishReason, SampleFinished, StepReport, Submission, Tokens
+from octavo.records.serve import FinishReason, SampleFinished, StepReport, Submission, Tokens
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as v1
 from octavo.v1 import gateway_pb2_grpc as v1_grpc

@@ -9,7 +9,8 @@ import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, Superseded
 from octavo.ids import Incarnation, WorkerId
-from octavo.records import Exchange, Registration, Submission
+from octavo.records.attend import Exchange, Registration
+from octavo.records.serve import Submission
 from tests.support.fakes import FunctionRunner, LedgerClient
 from tests.support.scheduling import submission
 from tests.support.turnstile import LONG, POOL, SHORT, Turnstile, assert_served, computed_once

@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from octavo.commands.model import fetch_model
-from octavo.records import BeamSearch, SamplingParams, Submission
+from octavo.records.sampling import BeamSearch, SamplingParams
+from octavo.records.serve import Submission
 from tests.support import tiny_model
 from tests.support.engine_stack import SIZE, Stack, prompt, stack
 from tests.support.oracle import log_softmax, solo_beams

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from tests.support import tiny_model
 from tests.support.real_world import RealWorld, draft_model, loaded
 from worker.__main__ import drafter_of

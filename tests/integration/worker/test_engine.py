@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.records import FinishReason, SamplingParams
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import FinishReason
 from tests.support import tiny_model
 from tests.support.engine_stack import SIZE, prompt, stack
 from tests.support.oracle import solo_greedy

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octavo.commands.model import fetch_model
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from tests.support import tiny_model
 from tests.support.families import FAMILIES
 from tests.support.oracle import solo_greedy

@@ -10,7 +10,7 @@ import torch
 
 from octavo import models
 from octavo.ids import BlockId, SequenceId
-from octavo.records import BlockCopy
+from octavo.records.attend import BlockCopy
 from tests.support import tiny_model
 from tests.support.hand_runner import BLOCK_SIZE, HandRunner, Stream
 from tests.support.paged_batch import ROUNDING_LOSS, make_batch

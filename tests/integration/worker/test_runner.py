@@ -10,7 +10,9 @@ import torch
 
 from octavo import models
 from octavo.ids import BlockId, SequenceId
-from octavo.records import BlockCopy, SamplingParams, TokenLogprobs
+from octavo.records.attend import BlockCopy
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import TokenLogprobs
 from tests.support import fast_interpreter, tiny_model
 from tests.support.hand_runner import BLOCK_SIZE, GREEDY, HandRunner, Stream
 from tests.support.oracle import solo_greedy

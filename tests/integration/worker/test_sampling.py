@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from octavo.records import SamplingParams, Submission, TokenLogprobs
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import Submission, TokenLogprobs
 from tests.support import tiny_model
 from tests.support.engine_stack import SIZE, Stack, prompt, stack
 from tests.support.oracle import log_softmax, solo_greedy

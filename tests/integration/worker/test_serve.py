@@ -8,7 +8,8 @@ import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
 from octavo.metrics import metrics_endpoint
-from octavo.records import Exchange, Grant, StepReport
+from octavo.records.attend import Exchange, Grant
+from octavo.records.serve import StepReport
 from octavo.v1 import worker_pb2 as v1
 from octavo.wire.serve import submission_to_wire
 from tests.support import books

@@ -11,7 +11,8 @@ from cache_manager.core.accounts import Allowance
 from cache_manager.manager import Manager
 from octavo.ids import Incarnation, SequenceId, WorkerId
 from octavo.pool_part import PoolPart
-from octavo.records import PLAIN, Attach, Commit, Exchange, Registration, Reservation
+from octavo.records.attend import Attach, Commit, Exchange, Registration, Reservation
+from octavo.records.scope import PLAIN
 from octavo.tenants import Tenant
 from tests.support.books import pool_spec, tokens_of
 from tests.support.mirror import Mirror

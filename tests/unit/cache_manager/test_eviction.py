@@ -11,7 +11,7 @@ from cache_manager.core.ledger import Ledger
 from octavo.errors import PoolExhausted
 from octavo.hashing import block_hashes, next_hash
 from octavo.ids import NOBODY, TenantTag
-from octavo.records import PLAIN
+from octavo.records.scope import PLAIN
 from tests.support.books import EPOCH, append, pool_spec, tokens_of
 
 NOTHING = Allowance()

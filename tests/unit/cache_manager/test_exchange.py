@@ -4,7 +4,7 @@ import pytest
 
 from cache_manager.core.changes import Evicted, Published
 from octavo.errors import InvalidRequest, UnknownSequence
-from octavo.records import BlockCopy, TableChange
+from octavo.records.attend import BlockCopy, TableChange
 from tests.support.books import append, compute, exchange, idle, open_ledger, state_of, tokens_of
 
 

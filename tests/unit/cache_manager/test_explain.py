@@ -4,7 +4,8 @@ import pytest
 
 from octavo.errors import InvalidRequest, UnknownSequence
 from octavo.ids import CacheEpoch, SequenceId
-from octavo.records import HitEnd, Media, PromptExplanation, Scope, TableBlock
+from octavo.records.insight import HitEnd, PromptExplanation, TableBlock
+from octavo.records.scope import Media, Scope
 from tests.support.books import EPOCH, compute, idle, open_ledger, state_of, tokens_of
 
 A, B = map(SequenceId, (1, 2))

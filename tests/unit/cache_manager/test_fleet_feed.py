@@ -8,7 +8,7 @@ import pytest
 from cache_manager.fleet_feed import MAX_CHANGED, FleetFeed, Subscription
 from octavo.errors import Draining
 from octavo.ids import Epoch, WorkerId
-from octavo.records import FleetUpdate, WorkerInfo, WorkerLoad
+from octavo.records.fleet import FleetUpdate, WorkerInfo, WorkerLoad
 from tests.support import books
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")

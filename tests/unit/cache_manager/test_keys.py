@@ -7,7 +7,7 @@ import pytest
 from cache_manager.core.ledger import Ledger
 from octavo.hashing import ChainRoot
 from octavo.ids import CacheEpoch, SequenceId
-from octavo.records import Media, Scope
+from octavo.records.scope import Media, Scope
 from tests.support.books import EPOCH, append, compute, open_ledger, pool_spec, tokens_of
 
 A, B, C = map(SequenceId, range(1, 4))

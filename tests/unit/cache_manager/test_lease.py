@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cache_manager.core.lease import MAX_EPOCH, LeaseBook
 from octavo.errors import InvalidRequest, StaleEpoch, Superseded, UnknownWorker
 from octavo.ids import Epoch, Incarnation, WorkerId
-from octavo.records import Registration
+from octavo.records.attend import Registration
 from tests.support.books import pool_spec
 
 NOW = 1_700_000_000.0

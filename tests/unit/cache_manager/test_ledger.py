@@ -6,7 +6,8 @@ from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes
 from octavo.ids import SequenceId
-from octavo.records import BlockCopy, Media, Scope
+from octavo.records.attend import BlockCopy
+from octavo.records.scope import Media, Scope
 from tests.support.books import (
     EPOCH,
     append,

@@ -17,7 +17,8 @@ from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.errors import InvalidRequest, PoolExhausted, UnknownSequence
 from octavo.hashing import block_hashes
-from octavo.records import PLAIN, HitEnd, Scope
+from octavo.records.insight import HitEnd
+from octavo.records.scope import PLAIN, Scope
 from tests.support.books import EPOCH, exchange, idle, pool_spec, state_of
 
 ONE, OTHER = b"1" * 32, b"2" * 32

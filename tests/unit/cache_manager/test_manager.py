@@ -10,7 +10,8 @@ from cache_manager.manager import Manager
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch, UnknownSequence, UnknownWorker
 from octavo.ids import Epoch, Incarnation, WorkerId
 from octavo.index_schema import index_key
-from octavo.records import Registration, WorkerLoad
+from octavo.records.attend import Registration
+from octavo.records.fleet import WorkerLoad
 from tests.support import books
 
 NOW = 1_700_000_000.0

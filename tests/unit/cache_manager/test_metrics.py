@@ -7,7 +7,7 @@ from cache_manager.core.changes import LedgerStats
 from cache_manager.manager import Manager
 from cache_manager.metrics import LEDGER_COUNTERS, ManagerMetrics
 from octavo.metrics import metrics_endpoint
-from octavo.records import Attach, Registration
+from octavo.records.attend import Attach, Registration
 from tests.support.books import exchange, pool_spec, tokens_of
 from tests.support.scrape import Samples, scrape
 

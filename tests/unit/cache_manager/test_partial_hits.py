@@ -5,7 +5,8 @@ import pytest
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.single_flight import WaitFor
 from octavo.ids import CacheEpoch, SequenceId
-from octavo.records import BlockCopy, Scope
+from octavo.records.attend import BlockCopy
+from octavo.records.scope import Scope
 from tests.support.books import append, compute, exchange, idle, open_ledger, tokens_of
 
 A, B, C, D = map(SequenceId, range(1, 5))

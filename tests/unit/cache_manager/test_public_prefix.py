@@ -10,7 +10,8 @@ from cache_manager.core.restoration import Restoration
 from octavo.errors import InvalidRequest
 from octavo.hashing import NO_SEAM, Seam, block_hashes
 from octavo.ids import BlockHash, BlockId, Epoch, SequenceId
-from octavo.records import Attach, Exchange, HeldSequence, Inventory, Scope
+from octavo.records.attend import Attach, Exchange, HeldSequence, Inventory
+from octavo.records.scope import Scope
 from tests.support.books import compute, open_ledger, pool_spec, tokens_of
 
 X, Y = b"x" * 32, b"y" * 32

@@ -21,7 +21,8 @@ from cache_manager.core.restoration import Restoration
 from octavo.errors import UnknownSequence
 from octavo.hashing import next_hash
 from octavo.ids import NOBODY, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
-from octavo.records import Attach, Exchange, Grant, PoolSpec
+from octavo.records.attend import Attach, Exchange, Grant
+from octavo.records.fleet import PoolSpec
 from tests.support.books import exchange, pool_spec
 from tests.support.mirror import Mirror
 

@@ -16,7 +16,8 @@ from cache_manager.core.restoration import Restoration
 from octavo.block_record import NO_BLOCK, read_records, record_packer
 from octavo.errors import InvalidRequest, PoolExhausted
 from octavo.ids import NOBODY, BlockHash, BlockId, Epoch, SequenceId
-from octavo.records import HeldSequence, Inventory, PoolSpec
+from octavo.records.attend import HeldSequence, Inventory
+from octavo.records.fleet import PoolSpec
 from tests.support.books import EPOCH, append, exchange, open_ledger, pool_spec, tokens_of
 from tests.support.mirror import Mirror
 

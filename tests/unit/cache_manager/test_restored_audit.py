@@ -12,7 +12,7 @@ from cache_manager.manager import Manager
 from cache_manager.metrics import ManagerMetrics
 from cache_manager.restored_audit import audit_books
 from octavo.ids import BlockId, Incarnation, WorkerId
-from octavo.records import Registration
+from octavo.records.attend import Registration
 from tests.support.books import EPOCH, exchange, pool_spec, tokens_of
 from tests.support.mirror import Mirror
 

@@ -4,7 +4,7 @@ import pytest
 
 from cache_manager.core.single_flight import WaitFor
 from octavo.ids import SequenceId
-from octavo.records import Scope
+from octavo.records.scope import Scope
 from tests.support.books import (
     append,
     exchange,

@@ -26,7 +26,8 @@ from cache_manager.core.single_flight import WaitFor
 from octavo.errors import OctavoError
 from octavo.hashing import next_hash
 from octavo.ids import BlockHash, SequenceId
-from octavo.records import Attach, Commit, Exchange, Fork, Grant, Reservation, Scope, Truncation
+from octavo.records.attend import Attach, Commit, Exchange, Fork, Grant, Reservation, Truncation
+from octavo.records.scope import Scope
 from tests.support.books import EPOCH, idle, pool_spec
 from tests.support.transcript import check_transcript
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from gateway.core.best_of import best_of
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from octavo.ids import WorkerId
-from octavo.records import FinishReason, TokenLogprobs
+from octavo.records.serve import FinishReason, TokenLogprobs
 
 STARTED = Started(request_id="r", worker_id=WorkerId("w"), prompt_tokens=3, predicted_cached_tokens=0)
 BILL = Usage(

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gateway.core.carrying import FIRST_PAUSE_SECONDS, Losses, remaining
 from gateway.core.fleet import WorkerProcess
 from octavo.ids import Incarnation, WorkerId
-from octavo.records import SamplingParams, Submission
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import Submission
 
 PROMPT = (3, 1, 4)
 outputs = st.lists(st.none() | st.lists(st.integers(0, 1), max_size=2), min_size=1, max_size=6)

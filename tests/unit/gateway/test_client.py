@@ -15,7 +15,8 @@ from gateway.core.retries import NEVER
 from gateway.servicer import SERVICE_NAME, event_to_wire, generation_from_wire
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
-from octavo.records import BeamSearch, FinishReason, TokenLogprobs
+from octavo.records.sampling import BeamSearch
+from octavo.records.serve import FinishReason, TokenLogprobs
 
 words = st.text(max_size=10)
 counts = st.integers(0, 2**32 - 1)

@@ -16,7 +16,7 @@ from gateway.core.tool_calls import ToolForm
 from gateway.http_door.answers import Stream, whole
 from gateway.http_door.forms import ChatForm, Extras, Form, Head, TextForm
 from octavo.ids import WorkerId
-from octavo.records import FinishReason, TokenLogprobs
+from octavo.records.serve import FinishReason, TokenLogprobs
 
 HEAD = Head(id="x-1", created=7, model="words")
 ALL = Extras(logprobs=True, token_ids=True)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from gateway.core.fleet import Fleet
 from gateway.core.in_flight import Hit, PromptBlocks, Sent, shared_blocks
 from octavo.ids import WorkerId
-from octavo.records import Scope
+from octavo.records.scope import Scope
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16

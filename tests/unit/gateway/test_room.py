@@ -3,7 +3,8 @@
 from gateway.core.fleet import Fleet
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.room import Rooms
-from octavo.records import Scope, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.scope import Scope
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16

@@ -11,7 +11,8 @@ from gateway.core.fleet import Fleet, Standing
 from gateway.core.in_flight import Hit, PromptBlocks
 from gateway.core.routing import FEW_WORKERS, SHARES, Choice, Surroundings, Work, choose, cost_of, home_of
 from octavo.ids import WorkerId
-from octavo.records import PLAIN, WorkerInfo
+from octavo.records.fleet import WorkerInfo
+from octavo.records.scope import PLAIN
 from tests.support.fleets import news, pool, snapshot, worker
 
 BLOCK = 16

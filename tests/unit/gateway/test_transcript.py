@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from gateway.core import events
 from gateway.core.events import Delta, Finished
 from gateway.core.transcript import Transcript
-from octavo.records import FinishReason, Prefilled, PromptLogprobs, SampleFinished, StepReport, TokenLogprobs, Tokens
+from octavo.records.serve import (
+    FinishReason,
+    Prefilled,
+    PromptLogprobs,
+    SampleFinished,
+    StepReport,
+    TokenLogprobs,
+    Tokens,
+)
 
 
 class Letters:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gateway.core import turns
 from gateway.core.events import Delta, Finished
 from gateway.core.turns import ANSWER_COST, CHUNK_CHARACTERS, Answer, Listener, TurnMemory
-from octavo.records import FinishReason
+from octavo.records.serve import FinishReason
 
 PLENTY = 1 << 20
 

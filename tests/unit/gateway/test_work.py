@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.placement import work_of
-from octavo.records import BeamSearch, Submission
+from octavo.records.sampling import BeamSearch
+from octavo.records.serve import Submission
 
 
 def submission(**fields: Any) -> Submission:

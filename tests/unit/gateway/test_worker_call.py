@@ -8,7 +8,7 @@ from gateway.core.interval import Interval
 from gateway.waker import Waker
 from gateway.worker_client import WorkerCall
 from octavo.errors import WorkerLost
-from octavo.records import FinishReason, Prefilled, SampleFinished, StepReport, Submission, Tokens
+from octavo.records.serve import FinishReason, Prefilled, SampleFinished, StepReport, Submission, Tokens
 
 
 def a_call(interval: int = 1, samples: int = 1) -> WorkerCall:

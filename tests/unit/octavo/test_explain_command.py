@@ -7,7 +7,7 @@ from gateway.client import WorkerExplanation
 from gateway.core.routing import Cost
 from octavo.commands.explain import costs, in_words
 from octavo.ids import BlockId, Epoch, SequenceId, WorkerId
-from octavo.records import HitEnd, PromptExplanation
+from octavo.records.insight import HitEnd, PromptExplanation
 
 
 def found(end: HitEnd, reused: int, position: int, block: int | None = None) -> PromptExplanation:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.records import BeamSearch, FinishReason
+from octavo.records.sampling import BeamSearch
+from octavo.records.serve import FinishReason
 from tests.support.beam_oracle import Found, beam_search
 from worker.core.beams import Beams, continuations_wanted
 from worker.core.step import Continuation

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequest
-from octavo.records import FinishReason, SamplingParams
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import FinishReason
 from tests.support.scheduling import SAMPLED, World, submission
 
 PROMPT = [3, 1, 4, 1, 5, 9]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.ids import SequenceId
-from octavo.records import FinishReason, SamplingParams
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import FinishReason
 from tests.support.scheduling import SAMPLED, World, submission
 from worker.core.drafting import FIRST_REACH, MOST_REACH, STEP_ROWS, Drafter, Lookup, Lookups, Wish
 from worker.core.sequence import Sequence

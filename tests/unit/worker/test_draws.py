@@ -1,6 +1,6 @@
 """What a step is asked to draw and to judge."""
 
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from tests.support.scheduling import World, submission
 
 PENALISED = SamplingParams(frequency_penalty=0.5)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo.ids import BlockId, SequenceId
-from octavo.records import SamplingParams, TokenLogprobs
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import TokenLogprobs
 from worker.core.step import Chunk, Draw
 from worker.model.likelihood import logprobs
 from worker.model.outcome import logit_rows, outcome

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from octavo.block_record import NO_BLOCK, read_records, record_bytes, record_packer
 from octavo.ids import NOBODY, BlockHash, BlockId, SequenceId
-from octavo.records import HeldSequence, Inventory
+from octavo.records.attend import HeldSequence, Inventory
 from worker.core.mirror import PART_BYTES, Mirror
 
 SIZE = 16

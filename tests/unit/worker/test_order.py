@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from octavo.records import Submission
+from octavo.records.serve import Submission
 from tests.support.scheduling import World, submission
 from worker.core import order
 

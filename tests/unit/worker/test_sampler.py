@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Draw
 from worker.model.sampler import sample, uniforms
 

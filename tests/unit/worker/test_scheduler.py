@@ -8,7 +8,7 @@ from hypothesis import given
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, QueueFull
 from octavo.ids import TenantTag
-from octavo.records import FinishReason
+from octavo.records.serve import FinishReason
 from tests.support.scheduling import GATEWAY, SAMPLED, World, submission
 from worker.core.sequence import GatewayKey
 

@@ -10,7 +10,9 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from octavo.records import PLAIN, BeamSearch, SamplingParams, Scope, Submission
+from octavo.records.sampling import BeamSearch, SamplingParams
+from octavo.records.scope import PLAIN, Scope
+from octavo.records.serve import Submission
 from tests.support.scheduling import World, submission
 from worker.core.drafting import Drafter, Lookups
 from worker.core.sequence import GatewayKey

@@ -21,7 +21,9 @@ import pytest
 
 from octavo.errors import OctavoError
 from octavo.ids import SequenceId
-from octavo.records import Exchange, Grant, SamplingParams, StepReport
+from octavo.records.attend import Exchange, Grant
+from octavo.records.sampling import SamplingParams
+from octavo.records.serve import StepReport
 from tests.support.scheduling import GATEWAY, World, submission
 from tests.support.transcript import check_transcript
 from worker.core.step import StepPlan

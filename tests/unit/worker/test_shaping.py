@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from octavo.records import SamplingParams
+from octavo.records.sampling import SamplingParams
 from worker.core.step import Draw
 from worker.model.sampler import sample
 from worker.model.shaping import shape
