@@ -7,8 +7,9 @@ again, the books balance, a sequence reads what it would have computed alone, an
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -27,11 +28,12 @@ from tests.support.books import exchange, pool_spec
 from tests.support.mirror import Mirror
 
 OPERATIONS = 100_000
+SHORT_LIVES, SHORT_LIFE = 24, 20
+"""How many lives are lived again and again, once for each moment of theirs, and how many operations each is long."""
 SPEC = pool_spec(num_blocks=16, block_size=2, vocab_size=10)
 MOST_SEQUENCES = 7
 CRASHES = 0.02
 """Of the operations, those before which the manager is lost. Half as many lose it with their grant on its way."""
-
 
 ACME, BOLT = TenantTag(b"acme...."), TenantTag(b"bolt....")
 POLICY = EvictionPolicy(
@@ -43,6 +45,42 @@ POLICY = EvictionPolicy(
 
 RESETS = 0.003
 """Of the operations, those that are resets of the cache."""
+
+
+class NowAndThen:
+    """When the manager is lost, in a long life."""
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+
+    def strikes_before(self, operation: str) -> bool:
+        return self._dice.random() < CRASHES
+
+    def strikes_on_the_way(self) -> bool:
+        return self._dice.random() < CRASHES / 2
+
+
+class Once:
+    """The manager is lost at one moment: before an operation, or while the grant of one is on its way."""
+
+    def __init__(self, moment: int) -> None:
+        self._moments_left = moment
+        self._last = "birth"
+        self.struck = ""
+        """Between what."""
+
+    def strikes_before(self, operation: str) -> bool:
+        last, self._last = self._last, operation
+        return self._strikes(f"{last}, {operation}")
+
+    def strikes_on_the_way(self) -> bool:
+        return self._strikes(f"{self._last} and its answer")
+
+    def _strikes(self, between: str) -> bool:
+        self._moments_left -= 1
+        if self._moments_left == 0:
+            self.struck = between
+        return self._moments_left == 0
 
 
 class PoolMemory:
@@ -75,8 +113,10 @@ class PoolMemory:
 class Life:
     """A worker, its manager, and dice."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, fate: NowAndThen | Once, resets: float = RESETS) -> None:
         self.dice = random.Random(seed)
+        self.fate = fate
+        self.resets = resets
         self.ledger = Ledger(SPEC, Epoch(1), books=empty_books(SPEC, next_hash, POLICY), min_copy_tokens=1)
         self.mirror = Mirror(SPEC.block_size)
         self.memory = PoolMemory(SPEC)
@@ -105,19 +145,24 @@ class Life:
     # ---- the operations --------------------------------------------------------------------------------------
 
     def operate(self) -> None:
-        """One operation, with the manager lost before it, or before its answer, now and then."""
-        if self.dice.random() < CRASHES:
+        """One operation, before which the manager may be lost, or before its answer."""
+        operation = self.drawn_operation()
+        if self.fate.strikes_before(operation.__name__):
             published = sorted(self.ledger.published())
             self.lose_manager()
             assert sorted(self.ledger.published()) == published
+        operation()
+
+    def drawn_operation(self) -> Callable[[], None]:
+        if self.dice.random() < self.resets:
+            return self.reset
         if not self.alive:
-            return self.attach()
-        if self.dice.random() < RESETS:
-            return self.reset()
-        operations = [self.attach, self.grow, self.grow, self.decode, self.decode, self.fork, self.cut, self.end]
+            return self.attach
         if len(self.alive) >= MOST_SEQUENCES:
-            return self.end()
-        return self.dice.choice(operations)()
+            return self.end
+        return self.dice.choice(
+            [self.attach, self.grow, self.grow, self.decode, self.decode, self.fork, self.cut, self.end]
+        )
 
     def attach(self) -> None:
         (sequence,) = self.new_ids(1)
@@ -187,7 +232,7 @@ class Life:
         told = self.numbered(*attaches, **parts)
         self.mirror.does(told)
         grant = self.ledger.apply(told)
-        if self.dice.random() < CRASHES / 2:
+        if self.fate.strikes_on_the_way():
             self.lose_manager()  # the worker has not heard of the grant: what it did itself is in its inventory
             told = replace(self.numbered(*attaches, **parts), truncations=(), commits=())
             grant = self.ledger.apply(told)
@@ -224,17 +269,42 @@ class Life:
             assert self.ledger.length(sequence) == len(known.tokens)
             assert self.memory.holds(known.table, known.tokens), sequence
 
+    def ends_in_balance(self) -> None:
+        self.tell(finished=self.alive)
+        audit = self.ledger.audit()
+        assert (audit.held_blocks, audit.free_blocks + audit.cached_blocks) == (0, SPEC.num_blocks)
+
 
 @pytest.mark.timeout(900)  # half a minute on a machine that does nothing else
 def test_no_operation_and_no_crash_between_two_of_them_unbalances_the_books():
     """S17"""
-    life = Life(seed=17)
+    life = Life(seed=17, fate=NowAndThen(seed=18))
     for _ in range(OPERATIONS):
         life.operate()
         life.check()
     life.count_up()
     assert life.seen["crashes"] > OPERATIONS * CRASHES
     assert all(life.seen.values()), life.seen
-    life.tell(finished=life.alive)
-    audit = life.ledger.audit()
-    assert (audit.held_blocks, audit.free_blocks + audit.cached_blocks) == (0, SPEC.num_blocks)
+    life.ends_in_balance()
+
+
+def test_there_is_no_moment_at_which_a_manager_may_not_be_lost():
+    """S17: some short lives, lived once for each of their moments, which is the one at which the manager is lost.
+
+    Whatever follows whatever, it is lost between the two, and between each and its answer.
+    """
+    struck: set[str] = set()
+    for seed in range(SHORT_LIVES):
+        for moment in count(1):
+            life = Life(seed, fate := Once(moment), resets=0.1)
+            for _ in range(SHORT_LIFE):
+                life.operate()
+                if fate.struck:
+                    life.check()
+            life.ends_in_balance()
+            if not fate.struck:
+                break
+            struck.add(fate.struck)
+    kinds = ("attach", "grow", "decode", "fork", "cut", "end", "reset")
+    assert struck >= {f"{kind} and its answer" for kind in kinds}
+    assert struck >= {", ".join(two) for two in product(kinds, kinds)}
