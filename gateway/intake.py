@@ -161,13 +161,13 @@ class Intake:
         """The text of token ids.
 
         Raises:
-            InvalidRequest: there are none, or too many.
+            InvalidRequest: there are none, or too many, or one that the model does not have.
             UnknownModel: there is no such model.
         """
-        check_ids(ids, self._limits)
-        return await asyncio.to_thread(
-            self._catalogue.named(model).tokenizer.decode, ids, special_tokens=special_tokens
-        )
+        served = self._catalogue.named(model)
+        largest = max((pool.vocab_size for pool in self._pools_of(served)), default=0)  # some models are padded
+        check_ids(ids, max(served.tokenizer.vocab_size, largest), self._limits)
+        return await asyncio.to_thread(served.tokenizer.decode, ids, special_tokens=special_tokens)
 
     def check_batch(self, requests: int) -> None:
         """Raises InvalidRequest where a batch has so many requests that it is refused as a whole, or none."""

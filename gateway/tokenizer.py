@@ -57,6 +57,8 @@ class Tokenizer:
         self._vocabulary = byte_vocabulary(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, kind in added.items() if kind.special)
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        """One more than the largest token id that it knows."""
 
     def encode(self, text: str, answers: Sequence[Answer] = (), *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of a text, of which some parts may be earlier answers: of those their own tokens, where that works.

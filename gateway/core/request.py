@@ -158,13 +158,14 @@ def check_batch(requests: int, limits: Limits) -> None:
         raise InvalidRequest(f"requests: {requests}, wanted 1 to {limits.max_batch_requests}")
 
 
-def check_ids(ids: Sequence[int], limits: Limits) -> None:
-    """Refuse token ids that are too many to be a prompt, or none.
+def check_ids(ids: Sequence[int], vocab_size: int, limits: Limits) -> None:
+    """Refuse token ids that are too many to be a prompt, none, or not the model's.
 
     Raises:
         InvalidRequest: with both numbers.
     """
     _check_bytes("ids", 4 * len(ids), limits)
+    _check_known("ids", ids, vocab_size)
 
 
 def check_vocabulary(prompt: Sequence[int], request: Generation, vocab_size: int) -> None:
@@ -179,9 +180,7 @@ def check_vocabulary(prompt: Sequence[int], request: Generation, vocab_size: int
         ("logit_bias", tuple(request.logit_bias)),
     )
     for name, ids in fields:
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            at, token = next((at, token) for at, token in enumerate(ids) if not 0 <= token < vocab_size)
-            raise InvalidRequest(f"{name}[{at}]: {token}, vocabulary has {vocab_size}")
+        _check_known(name, ids, vocab_size)
 
 
 def check_prompt(prompt: Prompt | None, limits: Limits) -> None:
@@ -211,6 +210,12 @@ def _check_chat(chat: ChatPrompt, limits: Limits) -> None:
     objects_in("prompt.chat.tools", chat.tools)
     for at, message in enumerate(chat.messages):
         objects_in(f"prompt.chat.messages[{at}].tool_calls", message.tool_calls)
+
+
+def _check_known(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        at, token = next((at, token) for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"{field}[{at}]: {token}, vocabulary has {vocab_size}")
 
 
 def _check_bytes(field: str, size: int, limits: Limits) -> None:

@@ -717,7 +717,7 @@ class DetokenizeRequest(_message.Message):
     """which Generate leaves out"""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """those that the tokenizer does not know have no text"""
+        """below the model's vocabulary; what has no token there has no text"""
 
     def __init__(
         self,

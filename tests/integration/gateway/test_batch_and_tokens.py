@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gateway.core.events import Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Limits, TextPrompt
 from octavo.errors import InvalidRequest, QueueFull, UnknownModel
 from tests.support import words
-from tests.support.fake_fleet import FakeFleet, fake_fleet
+from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
 
 TEXT = "An octavo is a book, 本を読む: "
@@ -102,7 +103,13 @@ async def test_the_deadline_of_a_batch_ends_each_of_its_requests(fleet: FakeFlee
 
 async def test_a_batch_takes_as_many_places_as_it_has_requests(fleet: FakeFleet, tmp_path: Path) -> None:
     async with gateway(fleet, tmp_path, Bounds(max_running=1, max_waiting=1)) as front:
-        outcomes = await front.client.complete_batch([asking("a"), asking("b"), asking("c")])
+        fleet.workers[0].gate.clear()  # nobody ends before the last has come
+        batch = asyncio.create_task(front.client.complete_batch([asking("a"), asking("b"), asking("c")]))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (await front.load()).refused:
+                pass
+        fleet.workers[0].gate.set()
+        outcomes = await batch
     [full] = [outcome for outcome in outcomes if isinstance(outcome, QueueFull)]
     assert full.retry_after_seconds
     assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Completion", "Completion", "QueueFull"]
@@ -122,8 +129,19 @@ async def test_text_and_chat_become_the_tokens_that_a_worker_gets(fleet: FakeFle
 async def test_tokens_become_text_again_with_special_ones_if_asked_for(front: Gateway) -> None:
     ids = await front.client.tokenize(TEXT)
     assert await front.client.detokenize(ids) == TEXT
-    assert await front.client.detokenize([*ids, words.EOS_TOKEN, 10**6]) == TEXT
+    assert await front.client.detokenize([*ids, words.EOS_TOKEN]) == TEXT
     assert await front.client.detokenize([words.EOS_TOKEN], show_special_tokens=True) == "<|im_end|>"
+
+
+async def test_what_a_padded_model_may_say_beyond_its_tokenizer_has_no_text(fleet: FakeFleet, front: Gateway) -> None:
+    padded = replace(fleet.workers[0].info.pool, vocab_size=words.VOCAB_SIZE + 8)
+    await fleet.add("padded", padded)
+    await front.until_fleet(lambda names: "padded" in names)
+
+    ids = await front.client.tokenize(TEXT)
+    assert await front.client.detokenize([*ids, words.VOCAB_SIZE + 7]) == TEXT
+    with pytest.raises(InvalidRequest, match=r"ids\[0\]: 408, vocabulary has 408"):
+        await front.client.detokenize([words.VOCAB_SIZE + 8])
 
 
 async def test_what_cannot_be_tokenised_is_refused_by_its_field(front: Gateway) -> None:
@@ -138,6 +156,8 @@ async def test_what_cannot_be_tokenised_is_refused_by_its_field(front: Gateway) 
         await client.detokenize([])
     with pytest.raises(UnknownModel, match="model: 'other'"):
         await client.detokenize([1], model="other")
+    with pytest.raises(InvalidRequest, match=r"ids\[1\]: 400, vocabulary has 400"):
+        await client.detokenize([1, words.VOCAB_SIZE])
     with pytest.raises(InvalidRequest, match="ids: cannot be sent"):
         await client.detokenize([-1])
 

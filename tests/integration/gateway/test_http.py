@@ -273,6 +273,7 @@ async def test_text_becomes_tokens_and_tokens_text(http: httpx2.AsyncClient, cli
         ("tokenize", {}, "prompt"),
         ("tokenize", {"prompt": ""}, "prompt"),
         ("detokenize", {"tokens": [1 << 40]}, "tokens[0]"),
+        ("detokenize", {"tokens": [1, words.VOCAB_SIZE]}, "tokens[1]"),
         ("detokenize", {"tokens": []}, "tokens"),
     ],
 )
