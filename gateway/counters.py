@@ -24,5 +24,8 @@ class Counters:
     """Whole blocks: the prefix index knows no parts."""
     delivered_cached_tokens: int = 0
     """To the token: of each prompt up to a block less one token more than was predicted, of a block that was copied."""
+    undelivered_cached_tokens: int = 0
+    """Predicted and gone when the request's turn came, summed over the requests that found less than was predicted. The
+    difference of the two above hides them behind what others found beyond their whole blocks."""
     time_to_first_token: Durations = field(default_factory=lambda: Durations(FIRST_TOKEN_BOUNDS_SECONDS))
     """From a request's arrival on; of every request that came to a token."""

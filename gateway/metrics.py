@@ -41,6 +41,11 @@ class GatewayMetrics(Collector):
             "Prompt tokens that they did hold, to the token: parts of blocks are found that cannot be predicted.",
             counters.delivered_cached_tokens,
         )
+        yield CounterMetricFamily(
+            "octavo_undelivered_cached_tokens",
+            "Of what was expected, the tokens that were gone when their request's turn came, and were computed.",
+            counters.undelivered_cached_tokens,
+        )
         yield self._index_state()
         yield CounterMetricFamily(
             "octavo_failed_lookups", "Look-ups in the prefix index that learned nothing.", dispatcher.failed_lookups

@@ -160,8 +160,10 @@ class Placement:
     def prefilled(self, visit: Visit, cached_tokens: int) -> None:
         """The worker has computed the prompt, all but so many tokens of it."""
         self._fleet.prefilled(visit.reservation)
-        self._counters.predicted_cached_tokens += visit.candidate.cached_tokens
+        predicted = visit.candidate.cached_tokens
+        self._counters.predicted_cached_tokens += predicted
         self._counters.delivered_cached_tokens += cached_tokens
+        self._counters.undelivered_cached_tokens += max(0, predicted - cached_tokens)
 
     def lost(self, visit: Visit) -> None:
         """The stream to the worker was lost under a visit."""

@@ -114,6 +114,7 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
                 delivered_cached_tokens=counters.delivered_cached_tokens,
                 index_state=index_state_to_wire(self._dispatcher.index_state),
                 failed_lookups=self._dispatcher.failed_lookups,
+                undelivered_cached_tokens=counters.undelivered_cached_tokens,
             ),
         )
 

@@ -198,6 +198,7 @@ def fleet_from_wire(reply: gateway_v1.GetFleetReply) -> FleetState:
             delivered_cached_tokens=load.delivered_cached_tokens,
             index_state=index_state_from_wire(load.index_state),
             failed_lookups=load.failed_lookups,
+            undelivered_cached_tokens=load.undelivered_cached_tokens,
         ),
     )
 

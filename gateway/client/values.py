@@ -98,6 +98,8 @@ class GatewayLoad:
     index_state: IndexState | None
     """Of the last look-up in the prefix index; None where this client does not know its name."""
     failed_lookups: int
+    undelivered_cached_tokens: int
+    """Predicted, and evicted or forgotten when the request's turn came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

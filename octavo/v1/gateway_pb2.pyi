@@ -996,6 +996,7 @@ class GatewayLoad(_message.Message):
     DELIVERED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     INDEX_STATE_FIELD_NUMBER: _builtins.int
     FAILED_LOOKUPS_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     waiting_requests: _builtins.int
     requests: _builtins.int
@@ -1009,6 +1010,8 @@ class GatewayLoad(_message.Message):
     """of the last look-up, a request's or the gateway's own"""
     failed_lookups: _builtins.int
     """that were tried and learned nothing, since start"""
+    undelivered_cached_tokens: _builtins.int
+    """predicted, and gone when the request's turn came"""
     def __init__(
         self,
         *,
@@ -1020,10 +1023,11 @@ class GatewayLoad(_message.Message):
         delivered_cached_tokens: _builtins.int = ...,
         index_state: Global___IndexState.ValueType = ...,
         failed_lookups: _builtins.int = ...,
+        undelivered_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_cached_tokens", b"delivered_cached_tokens", "failed_lookups", b"failed_lookups", "index_state", b"index_state", "predicted_cached_tokens", b"predicted_cached_tokens", "refused", b"refused", "requests", b"requests", "running_requests", b"running_requests", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivered_cached_tokens", b"delivered_cached_tokens", "failed_lookups", b"failed_lookups", "index_state", b"index_state", "predicted_cached_tokens", b"predicted_cached_tokens", "refused", b"refused", "requests", b"requests", "running_requests", b"running_requests", "undelivered_cached_tokens", b"undelivered_cached_tokens", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,16 +10,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gateway.core.events import Usage
 from gateway.core.request import Generation, TokenPrompt
 from octavo.ids import WorkerId
-from octavo.records.fleet import WorkerLoad
+from octavo.records.fleet import PoolSpec, WorkerLoad
 from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
 from tests.support.fake_fleet import fake_fleet
 from tests.support.fakes import FunctionRunner, solo_text
 from tests.support.gateway_service import Gateway, gateway, words_pool
 from tests.support.turnstile import Turnstile
-from tests.support.worker_service import RealFleet, attend, manager_process, worker_service
+from tests.support.worker_service import RealFleet, attend, manager_process, until, worker_service
 
 BLOCK = 256
 LONG, SHORT = 100_000, 40
@@ -30,13 +31,12 @@ FIRST_WORD = len(words.SPECIAL_TOKENS)
 
 
 @asynccontextmanager
-async def held_worker(fleet: RealFleet, name: str) -> AsyncGenerator[Turnstile]:
+async def held_worker(fleet: RealFleet, name: str, pool: PoolSpec = POOL, **limits: int) -> AsyncGenerator[Turnstile]:
     """A worker that has joined the fleet, and what lets its steps through."""
-    runner = FunctionRunner(POOL)
+    runner = FunctionRunner(pool)
     turnstile = Turnstile(runner)
-    async with worker_service(
-        POOL, runner, attend(fleet.manager), worker_id=WorkerId(name), max_step_tokens=STEP
-    ) as worker:
+    limits = {"max_step_tokens": STEP} | limits
+    async with worker_service(pool, runner, attend(fleet.manager), worker_id=WorkerId(name), **limits) as worker:
         fleet.workers.append(worker)
         yield turnstile
         turnstile.let_through(1000)
@@ -48,12 +48,18 @@ def request(number: int, tokens: int) -> Generation:
     return Generation(prompt=TokenPrompt(tuple(prompt)), max_tokens=2, ignore_eos=True)
 
 
-async def served_by(front: Gateway, asked: Generation) -> str:
-    """The worker that answered, as it must."""
+async def served(front: Gateway, asked: Generation) -> Usage:
+    """What the answer took, which is as it must be."""
     answer = await front.client.complete(asked)
     assert isinstance(asked.prompt, TokenPrompt)
-    assert list(answer.samples[0].token_ids) == solo_text(asked.prompt.ids, 2, vocab_size=words.VOCAB_SIZE)
-    return answer.usage.worker_id
+    alone = solo_text(asked.prompt.ids, asked.max_tokens or 0, vocab_size=words.VOCAB_SIZE)
+    assert list(answer.samples[0].token_ids) == alone
+    return answer.usage
+
+
+async def served_by(front: Gateway, asked: Generation) -> str:
+    """The worker that answered, as it must."""
+    return (await served(front, asked)).worker_id
 
 
 async def until_reported(fronts: Sequence[Gateway], worker: str, *, prompts: int, tokens: int) -> None:
@@ -117,3 +123,28 @@ async def test_each_of_four_gateways_sees_the_fleets_load_in_tokens_not_in_reque
     assert {task.result() for task in long} == {"busy"}
     assert {task.result() for task in short} == {"other"}
     assert all(front.at_rest() for front in fronts)
+
+
+async def test_what_is_evicted_while_its_request_waits_is_computed_anew_and_counted(tmp_path: Path) -> None:
+    """S31: one request runs at a time. While it takes the whole pool, another one waits for which the prefix was there."""
+    size, blocks = 16, 16
+    pool = words_pool(block_size=size, num_blocks=blocks)
+    async with manager_process() as manager, AsyncExitStack() as stack, asyncio.TaskGroup() as asking:
+        fleet = RealFleet(manager)
+        worker = await stack.enter_async_context(held_worker(fleet, "only", pool, max_running=1))
+        front = await stack.enter_async_context(gateway(fleet, tmp_path))
+        remembered = request(0, 4 * size)
+        worker.let_through(2)
+        first = await served(front, remembered)
+        large = replace(request(100, size), max_tokens=(blocks - 1) * size)
+        running = asking.create_task(served(front, large))
+        await worker.until_waiting(3)
+        waiting = asking.create_task(served(front, replace(request(0, 4 * size + 1), max_tokens=1)))
+        await until(lambda: fleet.workers[0].scheduler.load().waiting_sequences == 1)
+        worker.let_through(1000)
+        usages = [first, await running, await waiting, await served(front, remembered)]
+        load = (await front.client.fleet()).gateway
+
+    assert [usage.predicted_cached_tokens for usage in usages] == [0, 0, 4 * size, 3 * size]
+    assert [usage.cached_tokens for usage in usages] == [0, 0, 0, 4 * size - 1]
+    assert load.undelivered_cached_tokens == 4 * size  # no less by what the last one has found beyond whole blocks

@@ -449,7 +449,7 @@ def test_on_whose_account_a_request_runs_is_told_with_it_and_told_again_in_an_in
 
 
 def test_a_request_whose_prefix_is_evicted_while_it_waits_is_computed_anew_and_told_so():
-    """S31: its gateway was promised the prefix, and counts what it is not given (predicted against delivered)."""
+    """S31, the worker's part: its gateway was promised the prefix, and counts what it is not given."""
     world = World(num_blocks=8, max_running=1)
     prompt = prompt_of(1, 4 * SIZE)
     world.submit(submission(1, prompt))
