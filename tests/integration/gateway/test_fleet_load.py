@@ -126,7 +126,7 @@ async def test_each_of_four_gateways_sees_the_fleets_load_in_tokens_not_in_reque
 
 
 async def test_what_is_evicted_while_its_request_waits_is_computed_anew_and_counted(tmp_path: Path) -> None:
-    """S31: one request runs at a time. While it takes the whole pool, another one waits for which the prefix was there."""
+    """S31: one request runs at a time, and takes the whole pool while another one waits whose prefix was there."""
     size, blocks = 16, 16
     pool = words_pool(block_size=size, num_blocks=blocks)
     async with manager_process() as manager, AsyncExitStack() as stack, asyncio.TaskGroup() as asking:
