@@ -31,7 +31,7 @@ from octavo.errors import Unauthenticated
 from octavo.service import open_channel
 from octavo.settings import PREFIX, TransportSettings, split_address
 from octavo.status import translated
-from octavo.tenants import credentials
+from octavo.tenants import FILE_VARIABLE, api_key_in, credentials, read_tenants
 from octavo.transport import Transport
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -152,7 +152,7 @@ class Cluster:
     @property
     def asks_for_keys(self) -> bool:
         """Whether the first gateway knows its tenants by their API keys."""
-        return bool(self.gateway.env.get("OCTAVO_TENANTS_FILE"))
+        return bool(self.gateway.env.get(FILE_VARIABLE))
 
     @property
     def http_url(self) -> str:
@@ -166,7 +166,8 @@ class Cluster:
         """Start everything and wait until it is ready; what was started is killed again when that fails.
 
         Raises:
-            StartFailed: a process ended before it was ready, or not all were in START_SECONDS.
+            StartFailed: a process ended before it was ready, or not all were in START_SECONDS; or, before anything is
+                started, a port is taken, or there is a tenants file and OCTAVO_API_KEY holds no key of it.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -180,6 +181,7 @@ class Cluster:
             raise
 
     async def _start(self) -> None:
+        self._check_key()
         for port in (self.manager.port, self.gateway.port, split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])[1]):
             _check_free(port)
         await self.redis.start()
@@ -194,6 +196,20 @@ class Cluster:
             # So that a gateway that starts again is found where it was.
             gateway.env["OCTAVO_HTTP_LISTEN"] = f"{LOOPBACK}:{gateway.events('http_served')[-1]['port']}"
             await gateway.or_fail(self._until_fleet_is_whole(gateway.address))
+
+    def _check_key(self) -> None:
+        """Say before the start, which may take minutes, what its end would say: that no gateway knows our key."""
+        file = self.gateway.env.get(FILE_VARIABLE)
+        if not file:
+            return
+        try:
+            read_tenants(Path(file).expanduser()).with_key(api_key_in(self._credentials))
+        except (OSError, ValueError) as error:
+            raise StartFailed(str(error)) from error
+        except Unauthenticated as error:
+            raise StartFailed(
+                f"OCTAVO_API_KEY: wanted a key of the tenants file {file}, to ask for the fleet: {error}"
+            ) from error
 
     async def until_fleet_is_whole(self) -> None:
         """Return when every gateway sees every worker. Has no bound of its own.

@@ -2,12 +2,18 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
 
 from deploy.process import StartFailed
+from octavo.commands import defaults
 from octavo.commands.console import CommandFailed, readable
 from octavo.commands.key import VARIABLE
 from octavo.errors import OctavoError, Unauthenticated
+from octavo.settings import split_address
 from octavo.transport import FLEET_KEY
+
+_LOOK_SECONDS = 1.0
+"""For whoever listens where no gateway answers."""
 
 _EXPECTED = (CommandFailed, OctavoError, OSError)
 
@@ -23,10 +29,35 @@ def explained(error: Exception) -> str | None:
 
 @contextmanager
 def speaking_to(address: str) -> Generator[None]:
-    """Say where nothing answered and what would change that, instead of what a socket thought of it."""
+    """Say where nothing answered and what would change that, instead of what a socket thought of it.
+
+    Raises CommandFailed also where `address` is none.
+    """
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        raise CommandFailed(f"--address: {error}") from error
     try:
         yield
     except BrokenPipeError:  # the reader of our output has left, and no gateway
         raise
     except ConnectionError as error:
-        raise CommandFailed(f"nothing answers at {address}; `octavo up` starts it") from error
+        raise CommandFailed(_why_unanswered(host, port, error)) from error
+
+
+def _why_unanswered(host: str, port: int, error: ConnectionError) -> str:
+    """Nobody is there; or somebody who speaks HTTP, as the gateway's other port does, or whom TLS keeps from us."""
+    connection = HTTPConnection(host.strip("[]"), port, timeout=_LOOK_SECONDS)
+    try:
+        connection.connect()
+    except OSError:
+        return f"nothing answers at {host}:{port}; `octavo up` starts it"
+    try:
+        connection.request("GET", "/version")
+        connection.getresponse()
+    except (OSError, HTTPException):
+        return str(error)
+    finally:
+        connection.close()
+    elsewhere = f"{defaults.PORT} where OpenAI's API is at {defaults.PORT + 1}"
+    return f"what answers at {host}:{port} speaks HTTP; wanted the gateway's port for gRPC: {elsewhere}"

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.process import StartFailed
 from octavo.__main__ import main
-from octavo.commands.console import as_curl, readable
+from octavo.commands.console import CommandFailed, as_curl, readable
 from octavo.commands.key import draw_key
 from octavo.commands.problems import explained, speaking_to
 from octavo.errors import Unauthenticated, UnknownModel
@@ -73,6 +73,11 @@ def test_the_last_words_of_a_process_are_made_readable() -> None:
 def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
     with pytest.raises(Exception, match="nothing answers at host:1; `octavo up` starts it"), speaking_to("host:1"):
         raise ConnectionRefusedError("[Errno 111] connect")
+
+
+def test_an_address_that_is_none_is_shown_before_anybody_is_called() -> None:
+    with pytest.raises(CommandFailed, match=r"--address: wanted host:port .* got 'gateway'"), speaking_to("gateway"):
+        raise AssertionError("nobody was to be called")
 
 
 def test_a_reader_of_the_output_that_left_is_no_gateway_that_is_away() -> None:

@@ -1,0 +1,40 @@
+"""What a cluster on this machine refuses before it starts anything."""
+
+from pathlib import Path
+
+import pytest
+
+from deploy.local import Cluster
+from deploy.process import StartFailed
+from tests.support.tenants import write_tenants
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ({}, r"OCTAVO_API_KEY: wanted a key of the tenants file .*tenants\.toml, .*: authorization: missing"),
+        ({"OCTAVO_API_KEY": "of somebody"}, r"OCTAVO_API_KEY: wanted a key .*: the API key is not known here"),
+    ],
+)
+async def test_a_start_that_could_not_ask_for_its_own_fleet_fails_before_anything_is_started(
+    key: dict[str, str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_tenants(tmp_path / "tenants.toml", x="the key of x")
+    monkeypatch.delenv("OCTAVO_API_KEY", raising=False)
+    lines: list[str] = []
+    cluster = Cluster(env={"OCTAVO_TENANTS_FILE": str(file), **key}, on_line=lambda _, line: lines.append(line))
+
+    with pytest.raises(StartFailed, match=why):
+        await cluster.start()
+
+    assert lines == []
+    assert not any(process.running for process in cluster.processes)
+
+
+async def test_a_tenants_file_that_does_not_parse_fails_the_start_by_its_field(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.toml"
+    file.write_text("tenants = 3\n")
+    cluster = Cluster(env={"OCTAVO_TENANTS_FILE": str(file), "OCTAVO_API_KEY": "any"})
+
+    with pytest.raises(StartFailed, match=r"tenants\.toml: tenants: int, wanted a table"):
+        await cluster.start()
