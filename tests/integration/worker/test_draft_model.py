@@ -10,7 +10,7 @@ import pytest
 from octavo.records.sampling import SamplingParams
 from tests.support import tiny_model
 from tests.support.real_world import RealWorld, draft_model, loaded
-from worker.__main__ import drafter_of
+from worker.composition import drafter_of
 from worker.core.drafting import Drafter
 from worker.core.step import StepPlan, StepResult
 from worker.draft_model import DraftModel, require_same_tokens
