@@ -1,6 +1,6 @@
 """A real redis-server at a free port of this machine, which a test may stop, freeze and start again."""
 
-import random
+import secrets
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -68,10 +68,11 @@ async def redis_server(*arguments: str, password: str | None = None) -> AsyncGen
 def _free_port() -> int:
     """A port that nobody listens at, nor at the one that belongs to it in a cluster.
 
-    Both lie below those that Linux gives to whoever asks for any, so nobody gets them between here and the start.
+    Both lie below those that Linux gives to whoever asks for any, so nobody gets them between here and the start. Drawn
+    by the system's dice: hypothesis sets Python's own, to the same in every process that runs tests.
     """
     while True:
-        port = random.randrange(11_000, 22_000)
+        port = 11_000 + secrets.randbelow(11_000)
         try:
             with socket.create_server((LOOPBACK, port)), socket.create_server((LOOPBACK, port + CLUSTER_BUS)):
                 return port
