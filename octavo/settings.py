@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -192,4 +192,7 @@ def _choices(field: FieldInfo) -> dict[str, object]:
 
 
 def _shown(value: object) -> object:
+    """As a variable may hold it again, but for secrets: lists with commas."""
+    if isinstance(value, tuple):
+        value = ",".join(map(str, cast("tuple[object, ...]", value)))
     return without_secrets(value) if isinstance(value, str) else value

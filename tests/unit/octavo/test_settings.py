@@ -1,13 +1,17 @@
 """Environment -> settings: good values, and every bad one reported at once."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from octavo.settings import Address, Folder, Names, RedisAddress, ServiceSettings, read, split_address
+from cache_manager.settings import CacheManagerSettings
+from gateway.settings import GatewaySettings
+from octavo.settings import PREFIX, Address, Folder, Names, RedisAddress, ServiceSettings, read, split_address
+from worker.settings import WorkerSettings
 
 
 class Settings(ServiceSettings):
@@ -111,6 +115,24 @@ def test_settings_are_shown_with_their_meaning(
     assert shown["OCTAVO_SEATS"] == {"value": 5, "meaning": "how many"}
     assert all(entry["meaning"] for entry in shown.values())
     assert shown["OCTAVO_LOG_LEVEL"]["choices"] == ["debug", "info", "warning", "error"]
+
+
+@pytest.mark.parametrize("service", [GatewaySettings, CacheManagerSettings, WorkerSettings, Settings])
+def test_what_is_shown_is_what_a_variable_may_hold(
+    service: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    defaults = read(service, "a service")
+    monkeypatch.setattr("sys.argv", ["service", "--print-settings"])
+    with pytest.raises(SystemExit):
+        read(service, "a service")
+    for variable, entry in json.loads(capsys.readouterr().out).items():
+        if entry["value"] is not None:
+            monkeypatch.setenv(variable, str(entry["value"]))
+
+    monkeypatch.setattr("sys.argv", ["service"])
+    assert read(service, "a service") == defaults
 
 
 def test_settings_cannot_be_changed_later() -> None:
