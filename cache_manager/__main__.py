@@ -44,7 +44,8 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transp
     service = Service(config.listen, [SERVICE_NAME], transport=transport, internal=True)
     add_CacheManagerServicer_to_server(CacheManagerServicer(manager, now), service.server)
     gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then
-    async with metrics_endpoint(config.metrics_listen, ManagerMetrics(manager)), asyncio.TaskGroup() as tasks:
+    endpoint = metrics_endpoint(config.metrics_listen, ManagerMetrics(manager), lambda: service.ready)
+    async with endpoint, asyncio.TaskGroup() as tasks:
         await service.start()
         background = [
             tasks.create_task(keep_leases(manager, now, config.lease_seconds)),

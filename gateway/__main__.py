@@ -66,7 +66,8 @@ async def serve(config: GatewaySettings) -> None:
             )
             metrics = GatewayMetrics(dispatcher)
             http_doors = http_doors_of(config, Gateway(dispatcher, tenancy, Everything(metrics), lambda: service.ready))
-            async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
+            endpoint = metrics_endpoint(config.metrics_listen, metrics, lambda: service.ready)
+            async with endpoint, asyncio.TaskGroup() as tasks:
                 await service.start(ready=False)
                 for door in http_doors:
                     tasks.create_task(door.serve())

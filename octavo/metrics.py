@@ -1,7 +1,10 @@
-"""What a service can be asked by Prometheus: an endpoint that collects at each scrape, and nothing in between.
+"""What a service can be asked over plain HTTP: its metrics by Prometheus, and by anybody whether it is ready.
 
-    async with metrics_endpoint(config.metrics_listen, GatewayMetrics(dispatcher)):
+    async with metrics_endpoint(config.metrics_listen, GatewayMetrics(dispatcher), lambda: service.ready):
         ...
+
+`GET /metrics` collects at each scrape, and nothing in between; `GET /health` is 200 while the service is ready, else
+503: what its gRPC health check says, for a probe that costs no gRPC client.
 
 A service declares its metrics in one file, as a collector that reads them from their owners. Scrapes run on the
 service's own event loop, so no owner is read while it changes, and the paths of requests pay nothing.
@@ -10,7 +13,7 @@ service's own event loop, so no owner is read while it changes, and the paths of
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from math import isinf
 
 from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
@@ -24,6 +27,7 @@ from octavo.settings import split_address
 log = logging.getLogger("octavo.metrics")
 
 PATH = "/metrics"
+HEALTH_PATH = "/health"
 _PATIENCE_SECONDS = 5.0
 _MAX_REQUEST_BYTES = 1 << 14
 
@@ -50,8 +54,8 @@ class Everything(Collector):
 
 
 @contextlib.asynccontextmanager
-async def metrics_endpoint(listen: str | None, collector: Collector) -> AsyncGenerator[int]:
-    """Answer `GET /metrics` on `listen` (host:port) for the time of the context; None: nowhere.
+async def metrics_endpoint(listen: str | None, collector: Collector, ready: Callable[[], bool]) -> AsyncGenerator[int]:
+    """Answer on `listen` (host:port) for the time of the context; None: nowhere.
 
     Gives the port, 0 if there is none. Raises CannotListen when the address is taken or unknown.
     """
@@ -61,7 +65,7 @@ async def metrics_endpoint(listen: str | None, collector: Collector) -> AsyncGen
     everything, answers = Everything(collector), set[asyncio.Task[None]]()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers.add(task := asyncio.create_task(_answer(reader, writer, everything)))
+        answers.add(task := asyncio.create_task(_answer(reader, writer, everything, ready)))
         task.add_done_callback(answers.discard)
 
     host, wanted = split_address(listen)
@@ -80,27 +84,34 @@ async def metrics_endpoint(listen: str | None, collector: Collector) -> AsyncGen
         await asyncio.gather(*answers, return_exceptions=True)
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, collector: Collector) -> None:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, collector: Collector, ready: Callable[[], bool]
+) -> None:
     """One request on one connection; who does not ask in time, or asks too much, is hung up on."""
     with contextlib.suppress(OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(_response(head, collector))
+                writer.write(_response(head, collector, ready))
                 await writer.drain()
         finally:
             writer.close()
             await writer.wait_closed()
 
 
-def _response(head: bytes, collector: Collector) -> bytes:
+def _response(head: bytes, collector: Collector, ready: Callable[[], bool]) -> bytes:
     method, _, rest = head.partition(b" ")
-    target = rest.partition(b" ")[0].partition(b"?")[0]
-    if target != PATH.encode():
-        return _reply("404 Not Found", b"metrics are at /metrics\n", "text/plain")
+    target = rest.partition(b" ")[0].partition(b"?")[0].decode(errors="replace")
+    if target not in (PATH, HEALTH_PATH):
+        return _reply("404 Not Found", b"metrics are at /metrics, readiness is at /health\n", "text/plain")
     if method not in (b"GET", b"HEAD"):
-        return _reply("405 Method Not Allowed", b"metrics are there to GET\n", "text/plain", "Allow: GET, HEAD\r\n")
-    reply = _reply("200 OK", generate_latest(collector), CONTENT_TYPE_LATEST)
+        return _reply("405 Method Not Allowed", b"this is there to GET\n", "text/plain", "Allow: GET, HEAD\r\n")
+    if target == PATH:
+        reply = _reply("200 OK", generate_latest(collector), CONTENT_TYPE_LATEST)
+    elif ready():
+        reply = _reply("200 OK", b"ready\n", "text/plain")
+    else:
+        reply = _reply("503 Service Unavailable", b"not ready\n", "text/plain")
     return reply if method == b"GET" else reply.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
 

@@ -128,7 +128,9 @@ class ServiceSettings(TransportSettings):
         default=None, description="host:port that others reach this service at; unset: derived from `listen`"
     )
     metrics_listen: Address | None = Field(
-        default=None, description="host:port to answer Prometheus on, at /metrics; unset: nowhere; port 0: a free one"
+        default=None,
+        description="host:port to answer Prometheus on, at /metrics, and health checks, at /health; unset: nowhere; "
+        "port 0: a free one",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     grace_seconds: float = Field(

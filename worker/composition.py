@@ -62,7 +62,8 @@ async def serve(config: WorkerSettings) -> None:
     port = await service.start(ready=False)
     try:
         metrics = WorkerMetrics(engine, scheduler)
-        async with metrics_endpoint(config.metrics_listen, metrics), asyncio.TaskGroup() as tasks:
+        endpoint = metrics_endpoint(config.metrics_listen, metrics, lambda: service.ready)
+        async with endpoint, asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(engine.run(registration_of(config, pool, port)))
             await service.until_asked_to_stop()
             await engine.drain(max(0.0, config.grace_seconds - STOP_SECONDS))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -13,6 +14,11 @@ from octavo.service import CannotListen
 from tests.support.scrape import ask, scrape
 
 ANYWHERE = "127.0.0.1:0"
+HEALTHY = Path(__file__).parents[3] / "deploy/healthy.sh"
+
+
+def always() -> bool:
+    return True
 
 
 class Own(Collector):
@@ -30,7 +36,7 @@ class Own(Collector):
 
 async def test_a_scrape_is_what_the_owner_says_at_that_moment() -> None:
     own = Own()
-    async with metrics_endpoint(ANYWHERE, own) as port:
+    async with metrics_endpoint(ANYWHERE, own, always) as port:
         assert (await scrape(port))["octavo_scrapes_total",] == 1
         for seconds in (0.05, 0.1, 0.5, 7.0):
             own.durations.add(seconds)
@@ -54,15 +60,54 @@ async def test_a_scrape_is_what_the_owner_says_at_that_moment() -> None:
     ],
 )
 async def test_what_is_asked_otherwise_is_answered_by_http(request_line: str, status: str) -> None:
-    async with metrics_endpoint(ANYWHERE, Own()) as port:
+    async with metrics_endpoint(ANYWHERE, Own(), always) as port:
         said, headers, body = await ask(port, request_line)
     assert said == status
     assert bool(body) == (not request_line.startswith("HEAD"))
     assert "Content-Length: " in headers
 
 
+@pytest.mark.parametrize(
+    ("ready", "status", "said"),
+    [(True, "HTTP/1.1 200 OK", "ready\n"), (False, "HTTP/1.1 503 Service Unavailable", "not ready\n")],
+)
+async def test_readiness_is_told_without_a_scrape(ready: bool, status: str, said: str) -> None:
+    own = Own()
+    async with metrics_endpoint(ANYWHERE, own, lambda: ready) as port:
+        answered, _, body = await ask(port, "GET /health HTTP/1.1")
+    assert (answered, body, own.scrapes) == (status, said, 0)
+
+
+# ---- the check of a container ----------------------------------------------------------------------------------
+
+
+async def healthy(address: str) -> bool:
+    """What deploy/healthy.sh exits with."""
+    check = await asyncio.create_subprocess_exec("bash", HEALTHY, address, stderr=asyncio.subprocess.DEVNULL)
+    return await check.wait() == 0
+
+
+async def test_a_container_is_healthy_while_its_service_is_ready() -> None:
+    """S57: and it is not from the moment at which readiness falls."""
+    ready = True
+    async with metrics_endpoint(ANYWHERE, Own(), lambda: ready) as port:
+        address = f"127.0.0.1:{port}"
+        assert await healthy(address)
+        ready = False
+        assert not await healthy(address)
+    assert not await healthy(address), "nobody listens"
+
+
+async def test_a_container_whose_service_hangs_up_is_not_healthy() -> None:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        assert not await healthy(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+
+
+# ---- who asks badly --------------------------------------------------------------------------------------------
+
+
 async def test_who_says_nothing_or_too_much_keeps_nobody_from_an_answer() -> None:
-    async with metrics_endpoint(ANYWHERE, Own()) as port:
+    async with metrics_endpoint(ANYWHERE, Own(), always) as port:
         _, silent = await asyncio.open_connection("127.0.0.1", port)
         reader, endless = await asyncio.open_connection("127.0.0.1", port)
         endless.write(bytes(1 << 16))
@@ -73,12 +118,12 @@ async def test_who_says_nothing_or_too_much_keeps_nobody_from_an_answer() -> Non
 
 
 async def test_without_an_address_nothing_listens() -> None:
-    async with metrics_endpoint(None, Own()) as port:
+    async with metrics_endpoint(None, Own(), always) as port:
         assert port == 0
 
 
 async def test_an_address_that_is_taken_is_told() -> None:
-    async with metrics_endpoint(ANYWHERE, Own()) as port:
+    async with metrics_endpoint(ANYWHERE, Own(), always) as port:
         with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with metrics_endpoint(f"127.0.0.1:{port}", Own()):
+            async with metrics_endpoint(f"127.0.0.1:{port}", Own(), always):
                 pass
