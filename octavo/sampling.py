@@ -84,4 +84,5 @@ def require_beam(beam: BeamSearch, *, samples: int, temperature: float, logprobs
     if temperature != 0:
         raise InvalidRequest(f"temperature: {temperature:.9g} with beam, wanted 0: a search draws nothing")
     if logprobs is not None:
-        raise InvalidRequest(f"logprobs: {logprobs} with beam, wanted none: cumulative_logprob tells the whole")
+        told = "of a search only each text's cumulative_logprob is told, and that over gRPC"
+        raise InvalidRequest(f"logprobs: {logprobs} with beam, wanted none: {told}")

@@ -52,7 +52,7 @@ class Finished:
     sample: int
     reason: FinishReason
     cumulative_logprob: float | None = None
-    """Of its tokens together, where logprobs, best_of or beam were asked for."""
+    """Of its tokens together, where logprobs or best_of were asked for; of a beam, its score (gateway.proto)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,9 @@ class GenerateRequest(_message.Message):
     frequency_penalty: _builtins.float
     """[-2, 2]; likewise, as often as it stands there"""
     logprobs: _builtins.int
-    """unset: none; else of each output token, and so many of the likeliest, at most 20"""
+    """Unset: none; else of each output token, and so many of the likeliest, at most 20. Not with `beam`, which tells
+    Finished.cumulative_logprob alone.
+    """
     prompt_logprobs: _builtins.int
     """likewise of the prompt's tokens from the second on"""
     min_tokens: _builtins.int
@@ -501,7 +503,10 @@ class Finished(_message.Message):
     sample: _builtins.int
     reason: _worker_pb2.FinishReason.ValueType
     cumulative_logprob: _builtins.float
-    """of its tokens together, where logprobs, best_of or beam were asked for"""
+    """Where logprobs or best_of were asked for: the sum of its tokens' logprobs, as in TokenLogprobs. Of a beam, the search's
+    score before the length penalty: likewise a sum, but of logarithms that penalties and biases have shaped, and that are
+    not normalised again; without those it is the logarithm of the text's probability.
+    """
     def __init__(
         self,
         *,

@@ -112,17 +112,24 @@ async def test_a_search_under_penalties_and_a_least_length_is_that_of_transforme
         assert_found(serving, request, repetition_penalty=1.3, min_new_tokens=10)
 
 
-async def test_a_beam_tells_how_likely_it_is(folder: Path):
+@pytest.mark.parametrize("bias", [0.0, 1.5])
+async def test_a_beam_tells_its_score_which_is_how_likely_it_is_where_nothing_shapes_it(folder: Path, bias: float):
+    """A bias is added to the logarithm of a probability, and the sum is not normalised again."""
+    biases = dict.fromkeys(range(0, 100, 2), bias)
     async with stack(folder, blocks=64) as serving:
-        request = search(1, prompt(8, 20), BeamSearch(width=2))
+        params = SamplingParams(logit_bias=tuple(biases.items()) if bias else ())
+        request = search(1, prompt(8, 20), BeamSearch(width=2), sampling=params)
         await serving.serve(request)
         heard = serving.gateway.heard.of(1)
         for sample in range(2):
             text = [*request.prompt, *heard.tokens[sample]]
             scores = log_softmax(folder, text)[len(request.prompt) - 1 :]
-            total = math.fsum(row[token].item() for row, token in zip(scores, heard.tokens[sample], strict=False))
+            total = math.fsum(
+                row[token].item() + biases.get(token, 0.0)
+                for row, token in zip(scores, heard.tokens[sample], strict=False)
+            )
             if len(heard.tokens[sample]) < COUNT:
-                total += scores[-1][STOP].item()
+                total += scores[-1][STOP].item() + biases.get(STOP, 0.0)
             assert heard.cumulative[sample] == pytest.approx(total, abs=1e-3)
 
 
