@@ -1,12 +1,12 @@
 """Worker <-> cache manager: registration, inventory, exchange and grant.
 
-Those that each exchange carries, one for a sequence at that, are named tuples: they are made three times as fast.
+Those that are made for each exchange are named tuples: they are made in a third of the time, from names and in order.
 Token lists are tuples where a worker makes them and arrays of u32 where they come off the wire, which costs no
 conversion; only the same kinds are equal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.hashing import NO_SEAM, Seam
@@ -131,8 +131,7 @@ class Truncation(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(NamedTuple):
     """What a worker did since its last exchange, and what it needs now. Applied in the order of the fields."""
 
     epoch: Epoch
@@ -144,7 +143,7 @@ class Exchange:
     attaches: tuple[Attach, ...] = ()
     reserves: tuple[Reservation, ...] = ()
     """Whom to serve first, first. For a sequence attached in the same exchange the count ends at its last token."""
-    load: WorkerLoad = field(default_factory=WorkerLoad)
+    load: WorkerLoad = WorkerLoad()
     draining: bool = False
 
 
@@ -163,8 +162,7 @@ class BlockCopy(NamedTuple):
     target: BlockId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(NamedTuple):
     """What the manager gives for a step."""
 
     epoch: Epoch

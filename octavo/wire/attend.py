@@ -240,9 +240,7 @@ def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
         attached=pack_all(grant.attached),
         waiting=pack_all(grant.waiting),
         tables=pack(
-            value
-            for change in grant.tables
-            for value in (change.sequence, change.start, len(change.blocks), *change.blocks)
+            [value for sequence, start, blocks in grant.tables for value in (sequence, start, len(blocks), *blocks)]
         ),
         copies=pack_all(grant.copies),
         unmet=pack(grant.unmet),

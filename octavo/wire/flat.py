@@ -8,6 +8,7 @@ import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
+from struct import Struct
 from typing import TypeVar, cast
 
 from octavo.errors import InvalidRequest
@@ -21,6 +22,7 @@ MAX_PARTS = 1 << 14
 """Of one kind in an exchange, or sequences in a part of an inventory: many times those of the largest batch. To read a
 million would hold up every other worker for seconds. Also of parts in an inventory, which then has 16 GB."""
 
+_PAIR = Struct("<II")
 _BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -69,11 +71,10 @@ def unpack_pairs(field: str, raw: bytes, make: FromPair[_Record], most: int = sy
     """A record of every pair of values."""
     if not raw:
         return ()
-    words = unpack(field, raw)
-    if len(words) % 2:
-        raise InvalidRequest(f"{field}: {len(words)} values, wanted pairs")
-    require_few(field, len(words) // 2, most)
-    return tuple(map(make, zip(words[::2], words[1::2], strict=True)))
+    if len(raw) % _PAIR.size:
+        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of {_PAIR.size}")
+    require_few(field, len(raw) // _PAIR.size, most)
+    return tuple(map(make, _PAIR.iter_unpack(raw)))
 
 
 def runs_of(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, int, int]]:
@@ -90,6 +91,8 @@ def runs_of(field: str, words: "array[int]", head: int) -> Iterator[tuple[int, i
 
 def unpack_sequences(field: str, raw: bytes, most: int = sys.maxsize) -> tuple[SequenceId, ...]:
     """Each value is one. To call `SequenceId` for each would cost as much as making its record."""
+    if not raw:
+        return ()
     words = unpack(field, raw)
     require_few(field, len(words), most)
     return cast(tuple[SequenceId, ...], tuple(words))

@@ -59,7 +59,7 @@ class Attending:
         return await self.client.exchange(self.of_epoch(books.exchange(step=self.step, **parts)))
 
     def of_epoch(self, exchange: Exchange) -> Exchange:
-        return replace(exchange, epoch=self.registered.epoch)
+        return exchange._replace(epoch=self.registered.epoch)
 
 
 async def test_a_registration_gives_an_epoch_and_a_lease(client):
@@ -155,7 +155,7 @@ async def test_a_refusal_is_heard_by_a_worker_that_has_much_more_to_tell(client,
 
 async def test_an_exchange_without_a_registration_is_refused(client):
     with pytest.raises((ConnectionError, StaleEpoch)):
-        await client.exchange(replace(books.exchange(), epoch=Epoch(1)))
+        await client.exchange(books.exchange()._replace(epoch=Epoch(1)))
 
 
 async def test_a_pool_that_cannot_be_is_refused(client):

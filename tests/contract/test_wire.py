@@ -389,7 +389,11 @@ def records_of_four(message: manager_v1.Inventory) -> list[tuple[BlockId, bytes]
 
 MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
     (attend.exchange_from_wire, manager_v1.Exchange(truncated=BYTES), "exchange.truncated: 5 bytes"),
-    (attend.exchange_from_wire, manager_v1.Exchange(truncated=flat.pack([1])), "exchange.truncated: 1 values"),
+    (
+        attend.exchange_from_wire,
+        manager_v1.Exchange(truncated=flat.pack([1])),
+        "exchange.truncated: 4 bytes",
+    ),
     (attend.exchange_from_wire, manager_v1.Exchange(committed=BYTES), "exchange.committed: 5 bytes"),
     (
         attend.exchange_from_wire,
@@ -434,16 +438,28 @@ MALFORMED_NUMBERS: list[tuple[Callable[[Any], Any], Message, str]] = [
         "exchange.attaches.tenant: 5 bytes, wanted 0 or 8",
     ),
     (attend.exchange_from_wire, manager_v1.Exchange(reserves=BYTES), "exchange.reserves: 5 bytes"),
-    (attend.exchange_from_wire, manager_v1.Exchange(reserves=flat.pack([1])), "exchange.reserves: 1 values"),
+    (
+        attend.exchange_from_wire,
+        manager_v1.Exchange(reserves=flat.pack([1])),
+        "exchange.reserves: 4 bytes",
+    ),
     (attend.grant_from_wire, manager_v1.Grant(attached=BYTES), "grant.attached: 5 bytes"),
-    (attend.grant_from_wire, manager_v1.Grant(attached=flat.pack([1])), "grant.attached: 1 values"),
+    (
+        attend.grant_from_wire,
+        manager_v1.Grant(attached=flat.pack([1])),
+        "grant.attached: 4 bytes",
+    ),
     (attend.grant_from_wire, manager_v1.Grant(tables=BYTES), "grant.tables: 5 bytes"),
     (attend.grant_from_wire, manager_v1.Grant(tables=PLACED_RUN_TOO_LONG), "grant.tables: a run ends at value 6"),
     (attend.grant_from_wire, manager_v1.Grant(tables=flat.pack([1, 0])), "grant.tables: a run ends"),
     (attend.grant_from_wire, manager_v1.Grant(waiting=BYTES), "grant.waiting: 5 bytes"),
-    (attend.grant_from_wire, manager_v1.Grant(waiting=flat.pack([1])), "grant.waiting: 1 values"),
+    (
+        attend.grant_from_wire,
+        manager_v1.Grant(waiting=flat.pack([1])),
+        "grant.waiting: 4 bytes",
+    ),
     (attend.grant_from_wire, manager_v1.Grant(copies=BYTES), "grant.copies: 5 bytes"),
-    (attend.grant_from_wire, manager_v1.Grant(copies=flat.pack([1])), "grant.copies: 1 values"),
+    (attend.grant_from_wire, manager_v1.Grant(copies=flat.pack([1])), "grant.copies: 4 bytes"),
     (attend.grant_from_wire, manager_v1.Grant(unmet=BYTES), "grant.unmet: 5 bytes"),
     (attend.grant_from_wire, manager_v1.Grant(evicted=BYTES), "grant.evicted: 5 bytes"),
     (attend.grant_from_wire, manager_v1.Grant(roots=BYTES), "grant.roots: 5 bytes, wanted a multiple of 32"),

@@ -4,7 +4,6 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -169,7 +168,7 @@ class WorkerStandIn:
     async def exchange(self, *, load: WorkerLoad | None = None, draining: bool = False, **parts: Any) -> Grant:
         """The next exchange, from plain numbers as in `books.exchange`."""
         self.step += 1
-        exchange = replace(books.exchange(step=self.step, **parts), load=load or WorkerLoad(), draining=draining)
+        exchange = books.exchange(step=self.step, **parts)._replace(load=load or WorkerLoad(), draining=draining)
         self.mirror.does(exchange)
         grant = await self.send(exchange)
         self.mirror.hears(exchange, grant)
@@ -177,7 +176,7 @@ class WorkerStandIn:
 
     async def send(self, exchange: Exchange) -> Grant:
         """An exchange of this worker's epoch with the step that it says."""
-        message = exchange_to_wire(replace(exchange, epoch=self.epoch))
+        message = exchange_to_wire(exchange._replace(epoch=self.epoch))
         return grant_from_wire((await self.say(v1.AttendRequest(exchange=message))).grant)
 
     async def compute(self, sequence: int, tokens: list[int]) -> int:

@@ -7,7 +7,6 @@ give it a table.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from octavo.ids import CacheEpoch
 from octavo.records.attend import Exchange, Grant
@@ -65,8 +64,7 @@ class Dialogue:
             return None
         self.must_tell = False
         self._asked = Asked(children, attached, reserves)
-        return replace(
-            frame,
+        return frame._replace(
             commits=commits,
             forks=forks,
             finished=finished,

@@ -1,7 +1,6 @@
 """A worker's stream, over real gRPC on loopback."""
 
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -61,7 +60,7 @@ async def test_an_adapter_loaded_anew_under_its_name_is_attached_to_nothing_of_t
             scope = Scope(adapter_digest=version * 32)
             wanted = books.exchange(step=2 * sequence - 1, reserves=[(sequence, 10)])
             attach = Attach(SequenceId(sequence), tuple(TOKENS), scope)
-            ((_, tokens),) = (await worker.send(replace(wanted, attaches=(attach,)))).attached
+            ((_, tokens),) = (await worker.send(wanted._replace(attaches=(attach,)))).attached
             await worker.send(books.exchange(step=2 * sequence, commits={sequence: TOKENS[tokens:]}))
             return tokens
 
@@ -108,14 +107,14 @@ async def test_freeing_an_unknown_sequence_is_refused_and_changes_nothing(servic
 
 
 MALFORMED: list[tuple[str, dict[str, bytes], str]] = [
-    ("exchange.truncated", {"truncated": b"123"}, "3 bytes, wanted a multiple of 4"),
-    ("exchange.truncated", {"truncated": pack([1])}, "1 values, wanted pairs"),
+    ("exchange.truncated", {"truncated": b"123"}, "3 bytes, wanted a multiple of 8"),
+    ("exchange.truncated", {"truncated": pack([1])}, "4 bytes, wanted a multiple of 8"),
     ("exchange.committed", {"committed": b"12345"}, "5 bytes, wanted a multiple of 4"),
     ("exchange.committed", {"committed": pack([1])}, "a run ends at value 2, there are 1"),
     ("exchange.committed", {"committed": pack([1, 3, 7, 7])}, "a run ends at value 5, there are 4"),
     ("exchange.finished", {"finished": b"1"}, "1 bytes, wanted a multiple of 4"),
-    ("exchange.reserves", {"reserves": b"1234567"}, "7 bytes, wanted a multiple of 4"),
-    ("exchange.reserves", {"reserves": pack([1, 2, 3])}, "3 values, wanted pairs"),
+    ("exchange.reserves", {"reserves": b"1234567"}, "7 bytes, wanted a multiple of 8"),
+    ("exchange.reserves", {"reserves": pack([1, 2, 3])}, "12 bytes, wanted a multiple of 8"),
 ]
 
 

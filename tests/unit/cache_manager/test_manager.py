@@ -1,6 +1,5 @@
 """The single writer, without a wire: time is an argument."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ class Worker:
     def exchange(self, now: float = NOW, *, step: int | None = None, **fields: Any) -> Any:
         records = {name: fields.pop(name) for name in ("load", "draining", "epoch") if name in fields}
         wanted = self.step + 1 if step is None else step
-        exchange = replace(books.exchange(step=wanted, **fields), **({"epoch": self.epoch} | records))
+        exchange = books.exchange(step=wanted, **fields)._replace(**({"epoch": self.epoch} | records))
         grant = self.manager.exchange(self.worker_id, exchange, now)
         self.step = wanted
         return grant
@@ -225,4 +224,4 @@ def test_an_unknown_epoch_is_stale_whoever_asks(manager: Manager) -> None:
     with pytest.raises(StaleEpoch):
         worker.exchange(epoch=Epoch(worker.epoch + 1))
     with pytest.raises(StaleEpoch):
-        manager.exchange(WorkerId("stranger"), replace(books.exchange(), epoch=worker.epoch), NOW)
+        manager.exchange(WorkerId("stranger"), books.exchange()._replace(epoch=worker.epoch), NOW)

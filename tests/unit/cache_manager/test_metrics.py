@@ -42,7 +42,7 @@ async def test_half_filled_tail_blocks_show_in_tokens_and_not_in_blocks() -> Non
 
     def step(number, **parts):
         wanted = exchange(step=number, **parts)
-        return manager.exchange("w", type(wanted)(**{**_fields(wanted), "epoch": epoch}), NOW)
+        return manager.exchange("w", wanted._replace(epoch=epoch), NOW)
 
     for number, (sequence, prompt) in enumerate(prompts.items()):
         grant = step(2 * number + 1, attaches={sequence: prompt}, reserves=[(sequence, 24)])
@@ -57,16 +57,12 @@ async def test_half_filled_tail_blocks_show_in_tokens_and_not_in_blocks() -> Non
     assert samples["octavo_exchanges_total", "w"] == 16
 
 
-def _fields(record):
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
 async def test_prompts_too_short_to_hit_are_marked() -> None:
     """S4."""
     manager = open_manager()
     epoch = registered(manager, "w")
-    wanted = _fields(exchange()) | {"epoch": epoch, "attaches": (Attach(1, (1, 2, 3)), Attach(2, tuple(range(40))))}
-    manager.exchange("w", type(exchange())(**wanted), NOW)
+    attaches = (Attach(1, (1, 2, 3)), Attach(2, tuple(range(40))))
+    manager.exchange("w", exchange()._replace(epoch=epoch, attaches=attaches), NOW)
 
     samples = await scraped(manager)
 

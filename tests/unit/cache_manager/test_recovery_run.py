@@ -8,7 +8,7 @@ again, the books balance, a sequence reads what it would have computed alone, an
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import count, product
 from typing import Any
 
@@ -226,7 +226,7 @@ class Life:
     # ---- both sides ------------------------------------------------------------------------------------------
 
     def numbered(self, *attaches: Attach, **parts: Any) -> Exchange:
-        return replace(exchange(step=self.step + 1, **parts), epoch=self.ledger.epoch, attaches=attaches)
+        return exchange(step=self.step + 1, **parts)._replace(epoch=self.ledger.epoch, attaches=attaches)
 
     def tell(self, *attaches: Attach, **parts: Any) -> None:
         told = self.numbered(*attaches, **parts)
@@ -234,7 +234,7 @@ class Life:
         grant = self.ledger.apply(told)
         if self.fate.strikes_on_the_way():
             self.lose_manager()  # the worker has not heard of the grant: what it did itself is in its inventory
-            told = replace(self.numbered(*attaches, **parts), truncations=(), commits=())
+            told = self.numbered(*attaches, **parts)._replace(truncations=(), commits=())
             grant = self.ledger.apply(told)
         self.step += 1
         self.seen["unmet"] += len(grant.unmet)

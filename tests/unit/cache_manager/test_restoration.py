@@ -46,7 +46,7 @@ class Worker:
 
     def tell(self, **parts: Any) -> None:
         self.step += 1
-        told = replace(exchange(step=self.step, **parts), epoch=self.ledger.epoch)
+        told = exchange(step=self.step, **parts)._replace(epoch=self.ledger.epoch)
         self.mirror.does(told)
         self.mirror.hears(told, self.ledger.apply(told))
 
@@ -113,7 +113,7 @@ def test_what_the_worker_did_not_know_as_published_is_published():
     ledger = restore([replace(told, published=b"")])
     assert sorted(ledger.published()) == sorted(worker.ledger.published())
     assert ledger.take_changes() == (Published(tuple(ledger.published())),)
-    grant = ledger.apply(replace(exchange(), epoch=ledger.epoch))
+    grant = ledger.apply(exchange()._replace(epoch=ledger.epoch))
     assert {block for block, *_ in read_records("", grant.published, SPEC.block_size)} == {0, 1}
     assert grant.tables == ()
 
@@ -125,7 +125,7 @@ def test_equal_blocks_that_nobody_knew_as_published_become_one():
         held(sequence=2, tokens=tokens_of(0, 6), table=(2, 3)),
     ]
     ledger = restore([Inventory(sequences=tuple(told))])
-    grant = ledger.apply(replace(exchange(), epoch=ledger.epoch))
+    grant = ledger.apply(exchange()._replace(epoch=ledger.epoch))
     assert [(change.sequence, change.start, change.blocks) for change in grant.tables] == [(2, 0, (0, 3))]
     assert ledger.audit().held_blocks == 3
 
@@ -143,7 +143,7 @@ def test_a_prompt_that_is_being_computed_is_waited_for_again():
     worker.tell(attaches={1: prompt}, reserves=[(1, 6)])
     worker.tell(commits={1: prompt[:6]})
     ledger = worker.restored()
-    grant = ledger.apply(replace(exchange(attaches={2: [*prompt, 77]}), epoch=ledger.epoch))
+    grant = ledger.apply(exchange(attaches={2: [*prompt, 77]})._replace(epoch=ledger.epoch))
     assert grant.waiting == ((2, 1),)
 
 
@@ -340,6 +340,6 @@ def test_a_damaged_inventory_is_refused_or_opens_books_that_balance(seed):
         with suppress(PoolExhausted):
             append(ledger, held.sequence, [7])
         ledger.check()
-    ledger.apply(replace(exchange(finished=[held.sequence for held in inventory.sequences]), epoch=ledger.epoch))
+    ledger.apply(exchange(finished=[held.sequence for held in inventory.sequences])._replace(epoch=ledger.epoch))
     ledger.check()
     assert ledger.audit().held_blocks == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 
 import pytest
 
@@ -71,7 +70,7 @@ async def test_restored_books_are_audited_while_they_are_in_use(manager: Manager
     while not audit.done():
         exchanges += 1
         parts = {"attaches": {1 + exchanges: tokens_of(0, 200 + exchanges)}, "reserves": [(1 + exchanges, 50)]}
-        manager.exchange(WORKER, replace(exchange(step=exchanges, **parts), epoch=ledger.epoch), NOW)
+        manager.exchange(WORKER, exchange(step=exchanges, **parts)._replace(epoch=ledger.epoch), NOW)
         await asyncio.sleep(0)
     (record,) = told.records
     assert exchanges > 5
