@@ -10,6 +10,7 @@ Invariants, for a block size S:
 
 from array import array
 from dataclasses import dataclass
+from struct import unpack
 
 from octavo.errors import UnknownSequence
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, token_bytes
@@ -72,8 +73,7 @@ class BlockTable:
     def block_tokens(self, first: int, end: int) -> list[bytes]:
         """Tokens of the full blocks [first, end), each as it is hashed and compared."""
         raw = token_bytes(self.tokens[first * self.block_size : end * self.block_size])
-        width = TOKEN_BYTES * self.block_size
-        blocks = [raw[start : start + width] for start in range(0, len(raw), width)]
+        blocks = list(unpack(f"{TOKEN_BYTES * self.block_size}s" * (end - first), raw))
         if first <= self.seam.block < end:
             at = self.seam.block - first
             blocks[at] = self.seam.joined(self.seam.block, blocks[at])

@@ -120,9 +120,9 @@ class Branches:
         if isinstance(followers, int):
             return followers, common_tokens(self._tokens[followers], tokens)
         beside = followers.blocks[followers.beside(tokens)]
-        return max(
-            ((block, common_tokens(self._tokens[block], tokens)) for block in beside), key=lambda found: found[1]
-        )
+        common = [common_tokens(self._tokens[block], tokens) for block in beside]
+        most = max(common)
+        return beside[common.index(most)], most
 
     def parents_first(self) -> Iterator[BlockId]:
         """All listed blocks, each after the one that it follows."""
@@ -150,6 +150,8 @@ class Branches:
 
 def common_tokens(one: bytes, other: bytes) -> int:
     """How many leading tokens two runs of little-endian u32 have in common."""
+    if one[:TOKEN_BYTES] != other[:TOKEN_BYTES]:
+        return 0  # as nearly always where chains part
     length = min(len(one), len(other))
     differs = int.from_bytes(one[:length], "little") ^ int.from_bytes(other[:length], "little")
     if not differs:

@@ -228,7 +228,6 @@ class Ledger:
         Raises:
             UnknownSequence: it is not in the books, or no longer.
         """
-        self._draft().free(sequence)
         self._free(sequence)
 
     def apply(self, exchange: Exchange) -> Grant:
@@ -479,7 +478,8 @@ class Ledger:
         self._flights.end(sequence)
 
     def _free(self, sequence: SequenceId) -> None:
-        table, order = self._tables.pop(sequence), self._pool.order
+        table, order = self._tables[sequence], self._pool.order
+        del self._tables[sequence]
         if table.retain_seconds:
             order.retain(table.blocks[: table.published], table.retain_seconds)
         order.ratio = self._rehearsal.use(self._index.hashes_of(table.blocks[table.aliased : table.published]))

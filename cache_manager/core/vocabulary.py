@@ -3,30 +3,34 @@
 from array import array
 from collections.abc import Sequence
 
-from octavo.hashing import TOKEN_BYTES, token_bytes
+from octavo.hashing import TOKEN_BYTES, token_bytes, tokens_of_bytes
 
 MAX_VOCAB_SIZE = 1 << 31
 
 _FEW = 32
 """Tokens that are sooner compared one by one."""
 
-_LANES = 256
-"""Tokens judged by one addition."""
+_BELOW, _EQUAL, _ABOVE = 0, 1, 0x80
+"""How a byte of a token compares with the size's of the same weight; only the last is not ASCII."""
 
 
 class Vocabulary:
     """The token ids [0, size).
 
     A prompt is judged whole where it arrives, and to compare a thousand tokens one by one costs as much as all else
-    that an attach does. So they are read as one long number with a lane of 32 bits for each: below 2^31, a token plus
-    (2^31 - size) has the top bit of its lane set if and only if it is no token, and never carries into the next lane.
+    that an attach does. So all bytes of one weight are cut out at once and compared with the size's: above the size's
+    highest byte there is nothing, and one below that settles most tokens. Where some are equal, the bytes of the next
+    weight are; tokens that begin like the size in both are compared as numbers.
     """
 
     def __init__(self, size: int) -> None:
         assert 0 < size <= MAX_VOCAB_SIZE, f"{size} token ids, at most {MAX_VOCAB_SIZE} can be told apart"
         self.size = size
-        self._top_bits = _in_each_lane(1 << 31)
-        self._lift = _in_each_lane((1 << 31) - size)
+        self._highest = (size.bit_length() - 1) // 8
+        """Where in a token the byte lies that is the size's highest."""
+        highest, next_lower = (size << 8 >> 8 * self._highest).to_bytes(2)  # 0 where there is no lower one
+        self._compare_highest = _comparison(highest)
+        self._reaches_next = bytes(byte >= next_lower for byte in range(256))
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Whether all of them are tokens. Arrays are of u32."""
@@ -40,9 +44,22 @@ class Vocabulary:
 
     def holds_bytes(self, raw: bytes) -> bool:
         """Whether all of them are tokens, given as they are hashed."""
-        width = _LANES * TOKEN_BYTES
-        lanes = (int.from_bytes(raw[start : start + width], "little") for start in range(0, len(raw), width))
-        return not any((some | (some + self._lift)) & self._top_bits for some in lanes)
+        nothing = bytes(len(raw) // TOKEN_BYTES)
+        for place in range(self._highest + 1, TOKEN_BYTES):
+            if raw[place::TOKEN_BYTES] != nothing:
+                return False
+        compared = raw[self._highest :: TOKEN_BYTES].translate(self._compare_highest)
+        if not compared.isascii():
+            return False
+        return _EQUAL not in compared or self._holds_equal(raw, compared)
+
+    def _holds_equal(self, raw: bytes, compared: bytes) -> bool:
+        """The same, where the highest bytes of some tokens are `_EQUAL` to the size's and none is above."""
+        if self._highest == 0:
+            return False
+        reaching = raw[self._highest - 1 :: TOKEN_BYTES].translate(self._reaches_next)
+        undecided = int.from_bytes(compared) & int.from_bytes(reaching)
+        return not undecided or max(tokens_of_bytes(raw)) < self.size
 
     def first_stranger(self, tokens: Sequence[int]) -> int | None:
         """The first that is no token."""
@@ -51,5 +68,6 @@ class Vocabulary:
         return next(token for token in tokens if not 0 <= token < self.size)
 
 
-def _in_each_lane(value: int) -> int:
-    return int.from_bytes(value.to_bytes(TOKEN_BYTES, "little") * _LANES, "little")
+def _comparison(byte: int) -> bytes:
+    """For `bytes.translate`: each byte's comparison with this one."""
+    return bytes(_BELOW if other < byte else _EQUAL if other == byte else _ABOVE for other in range(256))

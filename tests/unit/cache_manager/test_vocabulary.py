@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from cache_manager.core.vocabulary import MAX_VOCAB_SIZE, Vocabulary
 
 
-@pytest.mark.parametrize("size", [1, 1000, 49152, 65536, MAX_VOCAB_SIZE])
-@pytest.mark.parametrize("count", [1, 2, 255, 256, 257, 512, 1025])
+@pytest.mark.parametrize("size", [1, 255, 256, 1000, 49152, 50257, 65536, 128256, MAX_VOCAB_SIZE])
+@pytest.mark.parametrize("count", [1, 2, 32, 33, 1025])
 @pytest.mark.parametrize("stranger", [-1, 0, 1, 1 << 31, (1 << 32) - 1, 1 << 32])
 def test_one_stranger_among_many_tokens_is_found(size, count, stranger):
-    """At every seam: of the vocabulary, of a lane, of the tokens that are judged at once."""
+    """At every seam: of the vocabulary, and between few tokens and many."""
     vocabulary = Vocabulary(size)
     wrong = stranger if stranger < 0 or stranger >= size else size + stranger
     for place in {0, count // 2, count - 1}:
@@ -24,6 +24,14 @@ def test_one_stranger_among_many_tokens_is_found(size, count, stranger):
 def test_it_agrees_with_comparing_one_by_one(size, tokens):
     strangers = [token for token in tokens if not 0 <= token < size]
     assert Vocabulary(size).first_stranger(tokens) == (strangers[0] if strangers else None)
+
+
+@given(st.data())
+def test_many_tokens_are_judged_right_where_all_but_one_byte_are_the_sizes(data):
+    size = data.draw(st.integers(1, MAX_VOCAB_SIZE))
+    byte, bits = data.draw(st.integers(0, 255)), data.draw(st.sampled_from([0, 8, 16, 24]))
+    token = size & ~(255 << bits) | byte << bits
+    assert Vocabulary(size).holds([token] * 40) == (token < size)
 
 
 def test_no_tokens_are_no_strangers():
