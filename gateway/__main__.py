@@ -11,7 +11,7 @@ from contextlib import aclosing
 from gateway.bounds import Bounds
 from gateway.catalogue import ServedModel
 from gateway.core.request import Limits
-from gateway.dispatcher import Dispatcher
+from gateway.dispatcher import TELLING_SECONDS, Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.fleet_watch import watch
 from gateway.http_door.routes import Gateway, build_app
@@ -39,6 +39,9 @@ log = logging.getLogger("octavo.gateway")
 MESSAGE_PROMPTS = 4
 """A message may be as long as so many of the longest prompts: what is somewhat too long is refused by its field, and
 nobody waits for the gateway while it reads something that is far too long."""
+
+TELLING_SHARE = 0.2
+"""Of the grace, at most: for telling the clients of what has not ended in the rest of it."""
 
 STOP_SECONDS = 1.0
 """For streams that have nothing more to say."""
@@ -78,7 +81,8 @@ async def serve(config: GatewaySettings) -> None:
                     tasks.create_task(tenancy.keep_looking()),
                 ]
                 await service.until_asked_to_stop()
-                await dispatcher.drain(max(0.0, config.grace_seconds - STOP_SECONDS))
+                telling = min(TELLING_SECONDS, TELLING_SHARE * config.grace_seconds)
+                await dispatcher.drain(max(0.0, config.grace_seconds - telling - STOP_SECONDS), telling)
                 await asyncio.gather(*(each.stop(STOP_SECONDS) for each in (service, *http_doors)))
                 for task in background:
                     task.cancel()

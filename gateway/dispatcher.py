@@ -36,6 +36,9 @@ from octavo.errors import Draining, NoWorker, OctavoError, QueueFull
 from octavo.records.fleet import FleetUpdate, WorkerInfo
 from octavo.records.generate import IndexState
 
+TELLING_SECONDS = 2.0
+"""For telling as many clients as there may be that their requests end here: some 2 ms each on a busy machine."""
+
 
 class Dispatcher:
     """Sees requests through. One task per request, all on one event loop."""
@@ -131,10 +134,12 @@ class Dispatcher:
         """A cache manager says nothing any more: its workers stay as they were."""
         self._view.manager_away(manager)
 
-    async def drain(self, seconds: float) -> None:
-        """Refuse every request from now on; return when those that are in have ended, which takes `seconds` at most.
+    async def drain(self, seconds: float, telling_seconds: float = TELLING_SECONDS) -> None:
+        """Refuse every request from now on; return when those that are in have ended.
 
-        What has not ended by then ends with Draining, so that its client can go elsewhere.
+        What has not ended in `seconds` ends with Draining, so that its client can go elsewhere. To tell so to hundreds
+        of clients takes a while: as long as that takes, `telling_seconds` at most. Whoever is told nothing would see
+        what a server's end looks like, UNAVAILABLE or CANCELLED without a reason.
         """
         self._draining = True
         if not await self._door.until_empty(seconds):
@@ -142,6 +147,7 @@ class Dispatcher:
             self._door.refuse_waiting(reason)
             self._journeys.end(reason)
             self._workers.fail_all(reason)
+            await self._door.until_empty(telling_seconds)
 
     async def examine(
         self, request: Generation, account: Account = OPEN

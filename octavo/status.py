@@ -132,6 +132,8 @@ def _answering(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
         try:
             reply = behavior(_well_formed(request), context)
             return await reply if inspect.isawaitable(reply) else reply
+        except asyncio.CancelledError as error:
+            await _abort_unasked(context, error, method)
         except Exception as error:
             await _abort(context, error, method)
 
@@ -147,13 +149,27 @@ def _streaming(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
             async with contextlib.aclosing(behavior(_well_formed(request), context)) as replies:
                 async for reply in replies:
                     await context.write(reply)
+        except asyncio.CancelledError as error:
+            await _abort_unasked(context, error, method)
         except Exception as error:
             await _abort(context, error, method)
 
     return stream
 
 
-async def _abort(context: Context, error: Exception, method: str) -> None:
+async def _abort_unasked(context: Context, error: asyncio.CancelledError, method: str) -> None:
+    """End a call that was cancelled: gRPC cancels its task when the client leaves, and then nobody is told anything.
+
+    Where it did not, something that the servicer waited for was cancelled under it. gRPC would end the call without a
+    status, and a client that has cancelled nothing would see CANCELLED; it is a bug of ours as any other.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise error
+    await _abort(context, error, method)
+
+
+async def _abort(context: Context, error: BaseException, method: str) -> None:
     """End the call with the error's status. Always raises."""
     try:
         await _tell(context, error, method)
@@ -161,7 +177,7 @@ async def _abort(context: Context, error: Exception, method: str) -> None:
         raise asyncio.CancelledError from gone
 
 
-async def _tell(context: Context, error: Exception, method: str) -> None:
+async def _tell(context: Context, error: BaseException, method: str) -> None:
     """As `_abort`, while there is a client."""
     if isinstance(error, grpc.aio.AbortError | grpc.aio.UsageError | grpc.aio.InternalError):
         raise error

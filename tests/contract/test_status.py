@@ -33,12 +33,16 @@ def subclasses(cls: type[OctavoError]) -> Iterator[type[OctavoError]]:
 
 
 def raise_named(name: str) -> None:
-    """What the servicer below does: any error of ours by its name, or one of Python's."""
+    """What the servicer below does: any error of ours by its name, or one of Python's.
+
+    CancelledError is what a servicer gets that waits for something which is cancelled; nobody cancels the call.
+    """
     if name.startswith("echo "):
         raise InvalidRequest(name)
     if name in vars(errors):
         raise error_named(name, MESSAGE)
-    raise {"KeyError": KeyError, "AssertionError": AssertionError}[name]("a secret of the server")
+    bugs = {"KeyError": KeyError, "AssertionError": AssertionError, "CancelledError": asyncio.CancelledError}
+    raise bugs[name]("a secret of the server")
 
 
 async def unary_unary(request: v1.AuditRequest, _: Any) -> v1.AuditReply:
@@ -137,7 +141,7 @@ async def test_the_class_and_the_message_arrive(channel: grpc.aio.Channel, kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bug", ["KeyError", "AssertionError"])
+@pytest.mark.parametrize("bug", ["KeyError", "AssertionError", "CancelledError"])
 async def test_a_bug_is_internal_and_logged_once_with_its_traceback(
     channel: grpc.aio.Channel, kind: str, bug: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -450,6 +450,22 @@ async def test_what_a_draining_gateway_cannot_end_in_time_is_refused_with_its_ty
         assert front.at_rest()
 
 
+async def test_a_gateway_that_drains_has_told_every_client_before_it_stops(fleet: FakeFleet, tmp_path: Path) -> None:
+    """S57: nobody of many sees a bare CANCELLED or UNAVAILABLE, as a server leaves that stops in mid-call."""
+    async with gateway(fleet, tmp_path, Bounds(max_running=128)) as front:
+        for worker in fleet.workers:
+            worker.gate.clear()
+        requests = [asyncio.create_task(front.client.complete("x")) for _ in range(96)]
+        await _until_load(front, running=96, waiting=0)
+
+        await front.dispatcher.drain(0.0, PATIENCE_SECONDS)
+        left = front.dispatcher.running
+
+        ends = await asyncio.gather(*requests, return_exceptions=True)
+        assert left == 0
+        assert {type(end) for end in ends} == {Draining}
+
+
 # ---- what else can be asked, and the clients -----------------------------------------------------------------
 
 
