@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from deploy.process import LOOPBACK, Process, StartFailed, log_event
+from deploy.process import LOOPBACK, Process, StartFailed
 from gateway.client import AsyncClient
 from gateway.core.events import Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TokenPrompt
@@ -26,56 +25,16 @@ from octavo.ids import Epoch
 from octavo.index_schema import WHOLE_MARK, index_key, index_member
 from octavo.records.generate import IndexState
 from octavo.service import open_channel, probe
-from octavo.status import translated
 from octavo.v1 import gateway_pb2 as gateway_v1
 from octavo.v1 import gateway_pb2_grpc as gateway_v1_grpc
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
+from tests.support.gateway_process import gateway_process, index_state, load_of, scrape_of, until_exact, until_ready
 from tests.support.gateway_service import words_pool
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.scrape import Samples, scrape
 from tests.support.tenants import write_tenants
 
 pytestmark = pytest.mark.redis
-
-
-def served_port(line: str) -> int | None:
-    event = log_event(line)
-    return event["port"] if event is not None and event["event"] == "serving" else None
-
-
-@asynccontextmanager
-async def gateway_process(fleet: FakeFleet, redis_url: str, model: Path, **more: str) -> AsyncGenerator[Process]:
-    """A gateway whose port is open; it is not ready before the manager answers."""
-    settings = {
-        "OCTAVO_CACHE_MANAGER": fleet.manager.address,
-        "OCTAVO_REDIS_URL": redis_url,
-        "OCTAVO_MODEL": str(model),
-        "OCTAVO_LOOKUP_SECONDS": "1",
-        **more,
-    }
-    command = [sys.executable, "-m", "gateway"]
-    process = Process("gateway", lambda _: command, env={**os.environ, **settings}, served_port=served_port)
-    await process.start()
-    try:
-        await process.serving()
-        yield process
-    finally:
-        await process.kill()
-
-
-async def load_of(process: Process) -> gateway_v1.GatewayLoad:
-    async with open_channel(process.address) as channel:
-        with translated():
-            reply = await gateway_v1_grpc.InferenceStub(channel).GetFleet(gateway_v1.GetFleetRequest(), timeout=10)
-        return reply.gateway
-
-
-async def until_exact(process: Process) -> None:
-    """No request asks: the gateway looks for itself."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while (await load_of(process)).index_state != gateway_v1.INDEX_STATE_EXACT:
-            pass
 
 
 async def until_workers(process: Process, epochs: dict[str, int]) -> None:
@@ -88,21 +47,6 @@ async def until_workers(process: Process, epochs: dict[str, int]) -> None:
             known = {worker.worker_id: worker.epoch for worker in reply.workers}
 
 
-async def scrape_of(process: Process) -> Samples:
-    return await scrape(process.events("metrics_served")[0]["port"])
-
-
-def index_state(samples: Samples) -> str:
-    (state,) = (labels[0] for (name, *labels), value in samples.items() if name == "octavo_index_state" and value)
-    return state
-
-
-async def until_ready(process: Process, wanted: bool = True) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while await asyncio.to_thread(probe, process.address) != wanted:
-            pass
-
-
 @asynccontextmanager
 async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFleet, RedisServer, Process, AsyncClient]]:
     async with redis_server() as redis, fake_fleet() as fleet:
@@ -111,7 +55,9 @@ async def everything(folder: Path, **more: str) -> AsyncGenerator[tuple[FakeFlee
         for name in "ab":
             await fleet.add(name, words_pool(tokenizer_digest=digest))
         async with (
-            gateway_process(fleet, redis.url, model, OCTAVO_METRICS_LISTEN=f"{LOOPBACK}:0", **more) as process,
+            gateway_process(
+                fleet.manager.address, redis.url, model, OCTAVO_METRICS_LISTEN=f"{LOOPBACK}:0", **more
+            ) as process,
             AsyncClient(process.address) as client,
         ):
             await until_ready(process)
@@ -202,7 +148,7 @@ async def test_a_frozen_redis_fails_no_request_and_is_asked_no_more_than_three_t
 async def test_it_is_ready_only_once_it_knows_the_fleet(tmp_path: Path) -> None:
     async with redis_server() as redis, fake_fleet() as fleet:
         await fleet.manager.stop()
-        async with gateway_process(fleet, redis.url, words.save_model(tmp_path)) as process:
+        async with gateway_process(fleet.manager.address, redis.url, words.save_model(tmp_path)) as process:
             assert not await asyncio.to_thread(probe, process.address)
             await fleet.manager.restart()
             await until_ready(process)
@@ -223,7 +169,7 @@ async def test_it_watches_every_cache_manager_and_goes_by_whoever_knows_a_worker
 
         managers = f"{one.manager.address},{other.manager.address}"
         async with (
-            gateway_process(one, redis.url, model, OCTAVO_CACHE_MANAGER=managers) as process,
+            gateway_process(managers, redis.url, model) as process,
             AsyncClient(process.address) as client,
         ):
 
@@ -291,7 +237,7 @@ async def test_killed_it_leaves_no_request_at_a_worker(tmp_path: Path) -> None:
 async def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     async with fake_fleet() as fleet:
         with pytest.raises(StartFailed, match=r"cannot_serve.*is neither"):
-            async with gateway_process(fleet, f"redis://{LOOPBACK}:9/0", tmp_path / "nowhere"):
+            async with gateway_process(fleet.manager.address, f"redis://{LOOPBACK}:9/0", tmp_path / "nowhere"):
                 pass
 
 
@@ -302,7 +248,7 @@ async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -
         model = words.save_model(tmp_path / "words")
         digest = sha256((model / "tokenizer.json").read_bytes()).digest()
         await fleet.add("a", words_pool(tokenizer_digest=digest))
-        async with gateway_process(fleet, redis.url, model, **settings) as process:
+        async with gateway_process(fleet.manager.address, redis.url, model, **settings) as process:
             await until_ready(process)
             async with AsyncClient(process.address, api_key="first key") as client:
                 await client.complete(Generation(prompt=TokenPrompt((5, 6, 7)), max_tokens=1))
@@ -318,7 +264,7 @@ async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -
 
         file.write_text("tenants = 1", encoding="utf-8")
         with pytest.raises(StartFailed, match=r"cannot_serve.*tenants: int, wanted a table"):
-            async with gateway_process(fleet, redis.url, model, **settings):
+            async with gateway_process(fleet.manager.address, redis.url, model, **settings):
                 pass
 
 
