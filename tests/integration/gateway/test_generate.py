@@ -328,7 +328,9 @@ async def test_only_workers_with_room_for_a_request_are_chosen(tmp_path: Path) -
     assert (len(small.submissions), len(large.submissions)) == (0, 6)
 
 
-async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has(fleet: FakeFleet, front: Gateway) -> None:
+async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has(
+    fleet: FakeFleet, front: Gateway, tmp_path: Path
+) -> None:
     a, b = fleet.workers
     a.gate.clear()
     b.gate.clear()
@@ -348,9 +350,10 @@ async def test_a_draining_worker_gets_nothing_new_and_finishes_what_it_has(fleet
     assert (len(a.submissions), len(b.submissions)) == (1, 5)
 
     fleet.drain(b)
-    await front.until_fleet(lambda _: all(worker.draining for worker in front.dispatcher.fleet))
-    with pytest.raises(Draining, match="all 2 workers of words"):
-        await front.client.complete("x")
+    async with gateway(fleet, tmp_path / "brief", Bounds(max_wait_seconds=0.01)) as brief:
+        await brief.until_fleet(lambda _: all(worker.draining for worker in brief.dispatcher.fleet))
+        with pytest.raises(Draining, match="all 2 workers of words"):
+            await brief.client.complete("x")
 
 
 # ---- the door ------------------------------------------------------------------------------------------------
