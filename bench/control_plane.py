@@ -13,7 +13,6 @@ less. One JSON object a line.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
@@ -28,7 +27,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from deploy.process import LOOPBACK, Process, log_event
+from deploy.process import LOOPBACK, Process, log_event, running
 from deploy.redis_binary import redis_command
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
 from octavo.records.attend import Attach, Commit, Exchange, Registration, Reservation
@@ -270,17 +269,6 @@ def python_process(name: str, *arguments: str, **env: str) -> Process:
     """A service of ours; start it with `running`."""
     command = [sys.executable, *arguments]
     return Process(name, lambda _: command, env={**os.environ, **env}, served_port=_announced_port)
-
-
-@contextlib.asynccontextmanager
-async def running(process: Process) -> AsyncGenerator[Process]:
-    """The process, for the time of the context."""
-    await process.start()
-    try:
-        await process.serving()
-        yield process
-    finally:
-        await process.kill()
 
 
 # ---- the report -----------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
-from bench.control_plane import python_process, redis_process, running
+from bench.control_plane import python_process, redis_process
+from deploy.process import running
 from octavo.ids import Incarnation, WorkerId
 from octavo.models import ModelFolder
 from octavo.records.attend import Registration

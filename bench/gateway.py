@@ -31,9 +31,9 @@ from typing import Any
 
 import uvloop
 
-from bench.control_plane import cpu_seconds, python_process, redis_process, running
+from bench.control_plane import cpu_seconds, python_process, redis_process
 from bench.stand_in_worker import MODEL, STEP_SECONDS, seconds_since
-from deploy.process import LOOPBACK, Process
+from deploy.process import LOOPBACK, Process, running
 from octavo.records.serve import Submission
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as gateway_v1

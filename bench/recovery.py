@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 
 import redis.asyncio
 
-from bench.control_plane import POOL, cpu_seconds, python_process, redis_process, running
-from deploy.process import Process
+from bench.control_plane import POOL, cpu_seconds, python_process, redis_process
+from deploy.process import Process, running
 from octavo.ids import Incarnation, WorkerId
 from octavo.index_schema import WHOLE_MARK, index_key
 from octavo.records.attend import Exchange, Grant, Inventory, Registered, Registration

@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,21 @@ class Process:
             if not served.is_set() and (port := self._served_port(line)) is not None:
                 self.port = port
                 served.set()
+
+
+@asynccontextmanager
+async def running(process: Process) -> AsyncGenerator[Process]:
+    """The process, which serves, for the time of the context; it is killed in the end.
+
+    Raises:
+        StartFailed: it ended before it served.
+    """
+    await process.start()
+    try:
+        await process.serving()
+        yield process
+    finally:
+        await process.kill()
 
 
 async def _next_line(output: asyncio.StreamReader) -> bytes:

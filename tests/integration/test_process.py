@@ -4,12 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import pytest
 
-from deploy.process import Process, StartFailed, log_event
+from deploy.process import Process, StartFailed, log_event, running
 from tests.support.processes import gone
 
 ANNOUNCES = """
@@ -31,16 +30,6 @@ def python(code: str, on_line: Callable[[str, str], None] | None = None) -> Proc
     return Process("child", lambda _: [sys.executable, "-c", code], served_port=served_port, on_line=on_line)
 
 
-@asynccontextmanager
-async def started(process: Process) -> AsyncIterator[Process]:
-    await process.start()
-    try:
-        await process.serving()
-        yield process
-    finally:
-        await process.kill()
-
-
 def exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -50,7 +39,7 @@ def exists(pid: int) -> bool:
 
 
 async def test_a_process_serves_when_its_log_announces_the_port() -> None:
-    async with started(python(SLEEPS)) as process:
+    async with running(python(SLEEPS)) as process:
         assert process.address == "127.0.0.1:4711"
         assert process.events("serving") == [{"event": "serving", "port": 4711}]
         assert process.lines[0] == "hello"
@@ -68,7 +57,7 @@ async def test_a_process_that_ends_before_it_serves_fails_with_its_last_words() 
 
 async def test_every_line_is_handed_on_with_the_name_of_its_process() -> None:
     seen: list[tuple[str, str]] = []
-    async with started(python(SLEEPS, lambda name, line: seen.append((name, line)))):
+    async with running(python(SLEEPS, lambda name, line: seen.append((name, line)))):
         assert seen[0] == ("child", "hello")
 
 
@@ -81,7 +70,7 @@ async def test_a_line_without_bound_does_not_end_the_log() -> None:
 
 
 async def test_stop_ends_a_process_that_listens() -> None:
-    async with started(python(SLEEPS)) as process:
+    async with running(python(SLEEPS)) as process:
         await process.stop(grace_seconds=30)
 
         assert await process.exited() == -signal.SIGTERM
@@ -89,7 +78,7 @@ async def test_stop_ends_a_process_that_listens() -> None:
 
 
 async def test_stop_kills_a_process_that_does_not_listen() -> None:
-    async with started(python(IS_DEAF)) as process:
+    async with running(python(IS_DEAF)) as process:
         await process.stop(grace_seconds=0.1)
 
         assert await process.exited() == -signal.SIGKILL
@@ -97,7 +86,7 @@ async def test_stop_kills_a_process_that_does_not_listen() -> None:
 
 
 async def test_stop_ends_a_frozen_process() -> None:
-    async with started(python(SLEEPS)) as process:
+    async with running(python(SLEEPS)) as process:
         process.freeze()
         await process.stop(grace_seconds=30)
 
@@ -105,7 +94,7 @@ async def test_stop_ends_a_frozen_process() -> None:
 
 
 async def test_a_restarted_process_listens_at_its_first_port() -> None:
-    async with started(python(SLEEPS)) as process:
+    async with running(python(SLEEPS)) as process:
         first = process.pid
         await process.kill()
         await process.start()
@@ -116,7 +105,7 @@ async def test_a_restarted_process_listens_at_its_first_port() -> None:
 
 
 async def test_a_crash_is_told_from_a_stop() -> None:
-    async with started(python(SLEEPS)) as process:
+    async with running(python(SLEEPS)) as process:
         os.kill(process.pid, signal.SIGKILL)
         await process.exited()
         assert process.wanted

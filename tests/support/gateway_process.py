@@ -3,11 +3,10 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from deploy.process import Process, log_event
+from deploy.process import Process, log_event, running
 from octavo.service import open_channel, probe
 from octavo.status import translated
 from octavo.v1 import gateway_pb2 as gateway_v1
@@ -21,8 +20,7 @@ def _served_port(line: str) -> int | None:
     return event["port"] if event is not None and event["event"] == "serving" else None
 
 
-@asynccontextmanager
-async def gateway_process(managers: str, redis_url: str, model: Path, **more: str) -> AsyncGenerator[Process]:
+def gateway_process(managers: str, redis_url: str, model: Path, **more: str) -> AbstractAsyncContextManager[Process]:
     """A gateway whose port is open; it is not ready before one of the managers (host:port,host:port) answers."""
     settings = {
         "OCTAVO_CACHE_MANAGER": managers,
@@ -32,13 +30,7 @@ async def gateway_process(managers: str, redis_url: str, model: Path, **more: st
         **more,
     }
     command = [sys.executable, "-m", "gateway"]
-    process = Process("gateway", lambda _: command, env={**os.environ, **settings}, served_port=_served_port)
-    await process.start()
-    try:
-        await process.serving()
-        yield process
-    finally:
-        await process.kill()
+    return running(Process("gateway", lambda _: command, env={**os.environ, **settings}, served_port=_served_port))
 
 
 async def load_of(process: Process) -> gateway_v1.GatewayLoad:

@@ -4,14 +4,14 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from os import kill
 from pathlib import Path
 
 import grpc
 import pytest
 
-from deploy.process import Process, StartFailed
+from deploy.process import Process, StartFailed, running
 from octavo.errors import Draining, StaleEpoch
 from octavo.service import open_channel, probe
 from octavo.v1 import cache_manager_pb2 as v1
@@ -23,15 +23,8 @@ from tests.support.scrape import scrape
 pytestmark = pytest.mark.cluster
 
 
-@asynccontextmanager
-async def serving(**settings: object) -> AsyncGenerator[Process]:
-    process = manager_process(**settings)
-    await process.start()
-    try:
-        await process.serving()
-        yield process
-    finally:
-        await process.kill()
+def serving(**settings: object) -> AbstractAsyncContextManager[Process]:
+    return running(manager_process(**settings))
 
 
 @asynccontextmanager
