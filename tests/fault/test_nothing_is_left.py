@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.redis, pytest.mark.asyncio(loop_s
 
 PATIENCE_SECONDS = 240.0
 LONG = 8000
-"""Tokens: far more than anybody computes in a grace of 2.5 seconds."""
+"""Tokens: far more than anybody computes in a grace of 3.2 seconds."""
 PREFIX = tuple(range(3, 103))
 PROMPTS = [(*PREFIX, *range(first, first + 20)) for first in (110, 130, 150)]
 
@@ -96,7 +96,7 @@ async def fleet_of(model: str, kv_memory: str, grace_seconds: float) -> AsyncIte
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     shape: dict[str, Any] = SHAPE | {"max_position_embeddings": 2 * LONG}
     model = save(LlamaConfig(**shape, tie_word_embeddings=True), tmp_path_factory.mktemp("tiny"), seed=0)
-    async with fleet_of(str(model), "128MiB", grace_seconds=2.5) as running:
+    async with fleet_of(str(model), "128MiB", grace_seconds=3.2) as running:
         yield running
 
 
@@ -239,7 +239,7 @@ async def test_what_was_held_for_a_dead_gateway_or_at_a_dead_worker_is_free_agai
 
 
 async def test_under_streams_far_longer_than_its_grace_each_service_leaves_in_order(fleet: Fleet) -> None:
-    """S57, scaled: streams of 8,000 tokens, a grace of 2.5 seconds. A manager, a worker and a gateway are asked to
+    """S57, scaled: streams of 8,000 tokens, a grace of 3.2 seconds. A manager, a worker and a gateway are asked to
     leave while they run: readiness falls first, while the streams go on; the streams move, and at the gateway end with
     Draining; each service leaves by itself; nothing is held for anybody afterwards."""
     await everybody_leaves(fleet, LONG)

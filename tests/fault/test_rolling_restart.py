@@ -78,7 +78,7 @@ async def under_load() -> AsyncIterator[tuple[Cluster, Callers]]:
 async def test_a_rolling_restart_of_every_service_fails_no_request() -> None:
     """S57: each process is asked to leave, leaves within its grace by itself, and is started anew."""
     async with under_load() as (cluster, callers):
-        for process in (*cluster.workers, *cluster.managers, *cluster.gateways):
+        for process in (*cluster.workers, *cluster.managers, *cluster.gateways, cluster.redis):
             before = len(callers.answers)
             await process.stop(GRACE_SECONDS + INTERPRETER_SECONDS)
             assert await process.exited() == 0, process.name

@@ -78,11 +78,12 @@ async def gateway(
     bounds: Bounds | None = None,
     tenancy: Tenancy | None = None,
     lookup: PrefixLookup | None = None,
+    chat_template: str = words.CHAT_TEMPLATE,
 ) -> AsyncGenerator[Gateway]:
     """Return when it has seen every worker that the fleet has. It asks `lookup`, or the fleet's own index."""
     model = ServedModel(
         name="words",
-        tokenizer=Tokenizer(words.save_model(folder), "words"),
+        tokenizer=Tokenizer(words.save_model(folder, chat_template), "words"),
         tokenizer_digest=TOKENIZER_DIGEST,
         stop_tokens=frozenset({words.EOS_TOKEN}),
     )

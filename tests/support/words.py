@@ -41,11 +41,11 @@ def tokenizer() -> Tokenizer:
     return words
 
 
-def save_model(folder: Path) -> Path:
+def save_model(folder: Path, chat_template: str = CHAT_TEMPLATE) -> Path:
     """Everything that a gateway reads of a model. Returns `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer().save(str(folder / "tokenizer.json"))
-    config = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}
+    config = {"chat_template": chat_template, "eos_token": "<|im_end|>", "bos_token": {"content": "<|im_start|>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     shape = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_MODEL_TOKENS, "eos_token_id": EOS_TOKEN}
     (folder / "config.json").write_text(json.dumps(shape))

@@ -29,6 +29,12 @@ from tests.support.tenants import write_tenants
 
 TEXT = "the quick brown fox jumps over the lazy dog and reads a book"
 HELLO: Any = [{"role": "user", "content": "hello"}]
+CALLING_TEMPLATE = (
+    """{% for tool in tools or [] %}<tool_call>{"name": "{{ tool['function']['name'] }}", """
+    """"arguments": {{ tool['function']['parameters'] | tojson }}}</tool_call>{% endfor %}"""
+    "{% if tools %}{{ eos_token }}{% endif %}"
+    "{% for message in messages %}{% for call in message['tool_calls'] or [] %}{{ call['id'] }}{% endfor %}{% endfor %}"
+) + words.CHAT_TEMPLATE
 ENDLESS = {"prompt": [5, 6, 7], "max_tokens": 1000}
 
 
@@ -200,6 +206,36 @@ async def test_usage_so_far_grows_with_every_event(http: httpx2.AsyncClient) -> 
     assert counts == sorted(counts)
     assert counts[-1] == 5
     assert {event["usage"]["prompt_tokens"] for event in events} == {3}
+
+
+async def test_tools_reach_the_template_and_what_the_model_calls_comes_back_as_calls(
+    fleet: FakeFleet, tmp_path: Path
+) -> None:
+    """The fake worker says its prompt, which begins with a call of each tool; then the conversation goes on."""
+    described: Any = [{"type": "function", "function": {"name": name, "parameters": {"of": name}}} for name in "ab"]
+    ask: Any = {"model": "words", "messages": HELLO, "tools": described, "max_tokens": 300}
+    async with gateway(fleet, tmp_path, chat_template=CALLING_TEMPLATE) as front, openai_client(front) as client:
+        whole = await client.chat.completions.create(**ask)
+        async with client.chat.completions.stream(**ask) as events:
+            streamed = await events.get_final_completion()
+        untold = await client.chat.completions.create(**ask, tool_choice="none")
+        turn: Any = whole.choices[0].message.model_dump(exclude_none=True)
+        answers: Any = [{"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in turn["tool_calls"]]
+        await client.chat.completions.create(**ask | {"messages": [*HELLO, turn, *answers]})
+
+    for choice in (whole.choices[0], streamed.choices[0]):
+        calls: Any = choice.message.tool_calls
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+            ("a", {"of": "a"}),
+            ("b", {"of": "b"}),
+        ]
+        assert choice.finish_reason == "tool_calls"
+        assert not choice.message.content
+    assert untold.choices[0].message.tool_calls is None
+    prompts = [words.tokenizer().decode(sent.prompt) for sent in fleet.workers[0].submissions]
+    assert ["<tool_call>" in prompt for prompt in prompts] == [True, True, False, True]
+    assert prompts[-1].count("sunny") == 2
+    assert turn["tool_calls"][0]["id"] in prompts[-1]
 
 
 async def test_parts_of_a_message_are_lines_and_developers_are_systems(client: AsyncOpenAI, fleet: FakeFleet) -> None:
@@ -394,6 +430,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         400,
         "tools[0].type",
         "functions",
+    ),
+    "tools that the model knows nothing of": (
+        "chat/completions",
+        {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "x"}}]},
+        400,
+        "tools",
+        "takes none",
     ),
     "a form for the answer": (
         "chat/completions",
