@@ -1,8 +1,9 @@
 """Who is let in and when, through a real gateway: quotas, room at the workers, and what a refused client is told."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from octavo.errors import InvalidRequest, NoWorker, QueueFull, QuotaExceeded
 from octavo.records.fleet import WorkerInfo, WorkerLoad
 from octavo.records.scope import Scope
 from octavo.status import RETRY_AFTER_KEY, error_from
-from octavo.tenants import credentials
+from octavo.tenants import Tenant, credentials
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -48,10 +49,13 @@ async def fleet() -> AsyncGenerator[FakeFleet]:
         yield running
 
 
-async def until_load(front: Gateway, *, running: int, waiting: int) -> None:
+async def until_load(
+    front: Gateway, *, running: int, waiting: int, look: Callable[[], Awaitable[object]] | None = None
+) -> None:
+    """`look` lets the gateway do something; one with tenants tells its load to those who show a key."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (front.dispatcher.running, front.dispatcher.waiting) != (running, waiting):
-            await front.load()
+            await (look or front.load)()
 
 
 def holds(fleet: FakeFleet, blocks: int) -> None:
@@ -246,6 +250,38 @@ async def test_a_tenant_beyond_its_quota_is_told_when_to_come_again(fleet: FakeF
             with pytest.raises(InvalidRequest, match="65 tokens, the tenant's quota is 60 a minute"):
                 await client.complete(LONG)
         assert front.at_rest()
+
+
+async def test_tenants_who_all_wait_get_tokens_by_the_weights_of_their_file(fleet: FakeFleet, tmp_path: Path) -> None:
+    """One that has asked long before the other takes none of its share: 3 to 1 of what is served while both wait."""
+    file = tmp_path / "tenants.toml"
+    digests = {name: sha256(name.encode()).hexdigest() for name in ("heavy", "light")}
+    weights = {"heavy": 3.0, "light": 1.0}
+    file.write_text(
+        "".join(
+            f'[tenants.{name}]\napi_key_sha256 = ["{digest}"]\nweight = {weights[name]}\n'
+            for name, digest in digests.items()
+        )
+    )
+    [worker] = fleet.workers
+    worker.info = replace(worker.info, pool=words_pool())
+    fleet.manager.tell(worker.info)
+    asked = Generation(prompt=TokenPrompt(tuple(range(5, 5 + 255)) * 2), max_tokens=2)  # 512 tokens: four to a quantum
+    async with (
+        gateway(fleet, tmp_path / "words", Bounds(max_running=1), tenancy=Tenancy(file)) as front,
+        AsyncClient(front.address, api_key="light") as light,
+        AsyncClient(front.address, api_key="heavy") as heavy,
+    ):
+        worker.gate.clear()
+        waits = [asyncio.create_task(light.complete(asked)) for _ in range(13)]
+        await until_load(front, running=1, waiting=12, look=light.fleet)
+        waits += [asyncio.create_task(heavy.complete(asked)) for _ in range(12)]
+        await until_load(front, running=1, waiting=24, look=light.fleet)
+        worker.gate.set()
+        await asyncio.gather(*waits)
+
+    _, *order = (sent.tenant == Tenant(name="heavy").tag for sent in worker.submissions)
+    assert sum(order[:16]) == 12, order
 
 
 async def test_a_priority_reaches_the_worker(fleet: FakeFleet, tmp_path: Path) -> None:
