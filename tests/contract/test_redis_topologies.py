@@ -23,7 +23,15 @@ from octavo.records.scope import PLAIN
 from octavo.redis_client import open_client
 from tests.support import books, fleets
 from tests.support.manager_service import ManagerService, WorkerStandIn, manager_service
-from tests.support.redis_topologies import TOPOLOGIES, Servers, behind_proxy, in_cluster, under_sentinel, until
+from tests.support.redis_topologies import (
+    TOPOLOGIES,
+    Servers,
+    behind_proxy,
+    in_cluster,
+    in_cluster_over_tls,
+    under_sentinel,
+    until,
+)
 
 pytestmark = pytest.mark.redis
 
@@ -252,6 +260,16 @@ async def test_full_servers_are_filled_again_when_there_is_room(
     assert any_rumour.lookup.breaker.closed
     await any_rumour.servers.everywhere("CONFIG", "SET", "maxmemory", "0")
     await any_rumour.until_exact()
+
+
+async def test_a_cluster_is_spoken_to_over_tls(tmp_path: Path) -> None:
+    """With a password, to every node at the place that it names itself; a node that is lost costs its own keys."""
+    async with in_cluster_over_tls(tmp_path) as servers, rumour(servers) as secret:
+        assert await secret.hits() == Hits({worker.worker_id: 4 * BLOCKS for worker in secret.workers}, EXACT)
+        held = [await server.client.dbsize() for server in servers.servers]
+        assert sum(held) == WORKERS
+        await (await servers.holder(secret.workers[0].index)).stop()
+        assert (await secret.hits()).state is DEGRADED
 
 
 # ---- what only some can do -----------------------------------------------------------------------------------

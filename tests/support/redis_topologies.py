@@ -144,26 +144,49 @@ def _sentinel(config: Path, master: RedisServer) -> Process:
 async def in_cluster(folder: Path) -> AsyncGenerator[Servers]:
     """Three nodes with a third of the slots each, and no replicas."""
     async with AsyncExitStack() as stack:
-        nodes: list[RedisServer] = []
-        for number in range(NODES):
-            place = folder / str(number)
-            place.mkdir()
-            options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--dir", str(place))
-            options = (*options, "--cluster-require-full-coverage", "no")
-            nodes.append(await stack.enter_async_context(redis_server(*options, password=PASSWORD)))
-        borders = [-(-SLOTS * number // NODES) for number in range(NODES + 1)]
-        for number, node in enumerate(nodes):
-            await node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            await node.client.execute_command("CLUSTER", "ADDSLOTS", *range(borders[number], borders[number + 1]))
-            if number > 0:
-                await node.client.execute_command("CLUSTER", "MEET", LOOPBACK, nodes[0].port)
-
-        async def joined() -> None:
-            await until(lambda: _all_joined(nodes))
-
-        await joined()
+        nodes = [await stack.enter_async_context(_node(folder, number)) for number in range(NODES)]
+        await _join(nodes)
         hosts = ",".join(f"{LOOPBACK}:{node.port}" for node in nodes)
-        yield Servers(f"redis+cluster://:{QUOTED}@{hosts}", nodes, start=joined)
+        yield Servers(f"redis+cluster://:{QUOTED}@{hosts}", nodes, start=lambda: until(lambda: _all_joined(nodes)))
+
+
+@asynccontextmanager
+async def in_cluster_over_tls(folder: Path) -> AsyncGenerator[Servers]:
+    """The same behind a proxy each, which speaks TLS and is where its node says that it is."""
+    authority = Authority(folder)
+    certificate = authority.issue("redis").both
+    async with AsyncExitStack() as stack:
+        nodes, hosts = list[RedisServer](), list[str]()
+        for number in range(NODES):
+            proxy = await stack.enter_async_context(tcp_proxy(0, certificate))
+            announced = ("--cluster-announce-port", str(proxy.port))
+            nodes.append(await stack.enter_async_context(_node(folder, number, *announced)))
+            proxy.target = nodes[-1].port
+            hosts.append(f"{LOOPBACK}:{proxy.port}")
+        await _join(nodes)
+        yield Servers(f"rediss+cluster://:{QUOTED}@{','.join(hosts)}?ssl_ca_certs={authority.file}", nodes)
+
+
+@asynccontextmanager
+async def _node(folder: Path, number: int, *more: str) -> AsyncGenerator[RedisServer]:
+    """Of a cluster, alone."""
+    place = folder / str(number)
+    place.mkdir()
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--dir", str(place))
+    options = (*options, "--cluster-require-full-coverage", "no", *more)
+    async with redis_server(*options, password=PASSWORD) as node:
+        yield node
+
+
+async def _join(nodes: list[RedisServer]) -> None:
+    """Share the slots among the nodes, and let them meet."""
+    borders = [-(-SLOTS * number // NODES) for number in range(NODES + 1)]
+    for number, node in enumerate(nodes):
+        await node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        await node.client.execute_command("CLUSTER", "ADDSLOTS", *range(borders[number], borders[number + 1]))
+        if number > 0:
+            await node.client.execute_command("CLUSTER", "MEET", LOOPBACK, nodes[0].port)
+    await until(lambda: _all_joined(nodes))
 
 
 async def _all_joined(nodes: list[RedisServer]) -> bool:

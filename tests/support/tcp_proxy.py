@@ -18,7 +18,8 @@ class TcpProxy:
         """While it is not set, nothing passes, no end of a connection either, and nobody is told: a partition."""
         self.flows.set()
         self.port = 0
-        self._target = target
+        self.target = target
+        """The port that it leads to."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -28,7 +29,7 @@ class TcpProxy:
         self._tasks.add(task)
         try:
             await self.flows.wait()
-            there, back = await asyncio.open_connection(LOOPBACK, self._target)
+            there, back = await asyncio.open_connection(LOOPBACK, self.target)
         except OSError:
             writer.close()
             return
