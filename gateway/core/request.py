@@ -14,6 +14,9 @@ from octavo.records.attend import MAX_RETAIN_SECONDS
 from octavo.records.sampling import BeamSearch
 from octavo.sampling import require_beam, require_biases, require_knobs, require_top_logprobs
 
+MAX_SALT_BYTES = 1024
+"""Of a client's `cache_salt`, which is hashed."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
@@ -236,6 +239,9 @@ def _check_counts(request: Generation, limits: Limits) -> None:
         raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at least 0")
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at most max_tokens ({request.max_tokens})")
+    salt_bytes = len(request.cache_salt.encode())
+    if salt_bytes > MAX_SALT_BYTES:
+        raise InvalidRequest(f"cache_salt: {salt_bytes} bytes, at most {MAX_SALT_BYTES}")
     if not -(1 << 31) <= request.priority < 1 << 31:
         raise InvalidRequest(f"priority: {request.priority}, wanted -2^31 to 2^31 - 1")
     if not 0 <= request.retain_seconds <= MAX_RETAIN_SECONDS:

@@ -117,7 +117,7 @@ class GenerateRequest(_message.Message):
     """unset: drawn by the gateway"""
     ignore_eos: _builtins.bool
     cache_salt: _builtins.str
-    """prompts of different salts never share blocks"""
+    """prompts of different salts never share blocks; at most 1024 bytes"""
     retain_seconds: _builtins.int
     """after its end, how long what was computed should stay; at most 604800; see the README"""
     min_p: _builtins.float

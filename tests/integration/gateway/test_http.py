@@ -438,6 +438,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         "tools",
         "takes none",
     ),
+    "a salt of a page": ("completions", {"prompt": "x", "cache_salt": "s" * 1025}, 400, "cache_salt", "at most 1024"),
     "a form for the answer": (
         "chat/completions",
         {"messages": HELLO, "response_format": {"type": "json_object"}},
