@@ -59,7 +59,8 @@ class ByteDetokenizer:
     def __init__(self, vocabulary: ByteVocabulary, prompt: Sequence[int]) -> None:
         """Go on from `prompt`."""
         self._bytes_of = vocabulary.bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+        """The beginning of a character."""
         self._drops_space = vocabulary.drops_first_space and not any(self._of(token) for token in prompt)
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -67,19 +68,25 @@ class ByteDetokenizer:
         content = b"".join(map(self._of, tokens))
         if self._drops_space and content:
             content, self._drops_space = content.removeprefix(b" "), False
-        return self._decoder.decode(content)
+        return self._decoded(content, final=False)
 
     def _of(self, token: int) -> bytes:
         return self._bytes_of[token] if token < len(self._bytes_of) else b""
 
+    def _decoded(self, content: bytes, *, final: bool) -> str:
+        content = self._held + content
+        text, size = codecs.utf_8_decode(content, "replace", final)
+        self._held = content[size:]
+        return text
+
     @property
     def settled(self) -> bool:
         """Whether the tokens so far end with a character."""
-        return not self._decoder.getstate()[0]
+        return not self._held
 
     def flush(self) -> str:
         """A character that never became whole, as U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+        return self._decoded(b"", final=True)
 
 
 class WindowDetokenizer:

@@ -8,21 +8,21 @@ place where its tokens are, and what the next worker is asked for is computed fr
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 
 from gateway.core.carrying import Losses, remaining
-from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
+from gateway.core.events import Event, Finished, Started, Usage
 from gateway.core.fleet import WorkerProcess, process_of
 from gateway.core.interval import Interval
-from gateway.core.transcript import Transcript
+from gateway.core.transcript import Said, Told, Transcript
 from gateway.counters import Counters
 from gateway.fleet_view import FleetView
 from gateway.intake import Job
 from gateway.placement import Placement, Visit
 from octavo.errors import Draining, NoWorker, OctavoError, WorkerLost
-from octavo.records.serve import StepReport
+from octavo.records.serve import Prefilled, Tokens
 
 log = logging.getLogger("octavo.gateway")
 
@@ -97,7 +97,7 @@ class Journey:
                 if self._visits == 1:
                     yield _started(self._job, visit)
                 while not self._transcript.finished:
-                    for event in await self._hear(visit):
+                    for event in self._told(visit, await visit.call.hear()):
                         yield event
                 usage = self._usage(visit)
                 log.debug("request_ended", extra={"request": self._job.request_id, **asdict(usage)})
@@ -152,30 +152,25 @@ class Journey:
             extra={"request": self._job.request_id, "worker": visit.worker.worker_id, "reason": str(error)},
         )
 
-    async def _hear(self, visit: Visit) -> list[PromptLogprobs | Delta | Finished]:
-        """The events of the next report."""
-        report = await self._next_report(visit)
-        for done in report.prefilled:
-            if self._predicted_tokens is None:
-                self._predicted_tokens = visit.candidate.cached_tokens
-            self._shared.placement.prefilled(visit, done.cached_tokens)
-        if report.tokens:
-            self._progressed()
-        events = self._transcript.add(report)
-        for event in events:
+    def _told(self, visit: Visit, said: Sequence[Said]) -> list[Told]:
+        """What the client is to be told of what the worker has said."""
+        for part in said:
+            if isinstance(part, Tokens):
+                self._progressed()
+            elif isinstance(part, Prefilled):
+                if self._predicted_tokens is None:
+                    self._predicted_tokens = visit.candidate.cached_tokens
+                self._shared.placement.prefilled(visit, part.cached_tokens)
+        told = self._transcript.add(said)
+        for event in told:
             if isinstance(event, Finished):
                 visit.call.stop(event.sample)  # the worker does not see stop strings
-        return events
-
-    async def _next_report(self, visit: Visit) -> StepReport:
-        try:
-            return await visit.call.next_report()
-        except TimeoutError as error:
-            raise self._late() from error
+        return told
 
     def _expiry_of(self, visit: Visit) -> asyncio.TimerHandle:
         """What ends the call at the job's deadline."""
-        return asyncio.get_running_loop().call_later(self._job.deadline - self._clock(), visit.call.expire)
+        seconds = self._job.deadline - self._clock()
+        return asyncio.get_running_loop().call_later(seconds, lambda: visit.call.expire(self._late()))
 
     def _progressed(self) -> None:
         self._losses.progressed()

@@ -7,19 +7,21 @@ Invariant: every call ends, be it with its last sample, an error from the worker
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from dataclasses import replace
+from itertools import chain
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import grpc
 
 from gateway.core.fleet import WorkerProcess, process_of
 from gateway.core.interval import Interval
+from gateway.core.transcript import Said
 from gateway.waker import Waker
 from octavo.errors import InvalidRequest, OctavoError, WorkerLost
 from octavo.records.fleet import WorkerInfo
-from octavo.records.serve import Prefilled, PromptLogprobs, SampleFinished, StepReport, Submission, Tokens
+from octavo.records.serve import SampleFinished, StepReport, Submission, Tokens
 from octavo.service import open_channel
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import worker_pb2 as worker_v1
@@ -28,14 +30,11 @@ from octavo.wire.serve import report_from_wire, submission_to_wire
 
 log = logging.getLogger("octavo.gateway")
 
-Part = TypeVar("Part", Tokens, Prefilled, SampleFinished, PromptLogprobs)
-"""What a report says of one request."""
-
 
 class WorkerCall:
-    """One request at one worker. Ask for its reports until all samples are finished; `close` it in any case.
+    """One request at one worker. Ask what it says until all samples are finished; `close` it in any case.
 
-    Whatever the worker says before the reader comes is one report: a reader that lags catches up at once.
+    Whatever the worker says before the reader comes is heard at once: a reader that lags catches up.
     """
 
     def __init__(self, stream: "_WorkerStream", interval: Interval, waker: Waker) -> None:
@@ -45,15 +44,16 @@ class WorkerCall:
         self._interval = interval
         self._live: dict[int, set[int]] = {}
         """Number of each submission on the stream -> its samples that the worker has not ended."""
-        self._tokens: list[Tokens] = []
-        self._prefilled: list[Prefilled] = []
-        self._finished: list[SampleFinished] = []
-        self._prompt_logprobs: list[PromptLogprobs] = []
+        self._said: list[Said] = []
+        """In order, and not heard."""
         self._error: OctavoError | TimeoutError | None = None
         self._late = False
-        self._news = asyncio.Event()
+        self._awake = False
+        """The reader's turn has come, and it has not."""
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for its turn."""
 
-    async def next_report(self) -> StepReport:
+    async def hear(self) -> list[Said]:
         """What the worker has said about this request since the last call, at least something.
 
         Raises:
@@ -62,69 +62,51 @@ class WorkerCall:
             TimeoutError: the request has no more time.
         """
         while True:
-            await self._news.wait()
-            if self._error is None:
-                self._news.clear()
-            if not self._late and (self._tokens or self._prefilled or self._finished or self._prompt_logprobs):
-                return self._taken()
+            if not self._awake:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            self._awake = self._error is not None
+            if self._said and not self._late:
+                said, self._said = self._said, []
+                self._interval.told()
+                return said
             if self._error is not None:
                 raise self._error
             # Woken for what the turn before has taken along.
 
-    def _taken(self) -> StepReport:
-        """All that was put and not taken."""
-        self._interval.told()
-        report = StepReport(
-            tokens=tuple(self._tokens),
-            prefilled=tuple(self._prefilled),
-            finished=tuple(self._finished),
-            prompt_logprobs=tuple(self._prompt_logprobs),
-        )
-        for heard in (self._tokens, self._prefilled, self._finished, self._prompt_logprobs):
-            heard.clear()
-        return report
+    def go_on(self) -> None:
+        """For the waker: the reader has its turn."""
+        self._awake = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def expect(self, number: int, submission: Submission) -> None:
         """For the stream: a part of the request was sent under that number."""
         first = submission.first_sample
         self._live[number] = set(range(first, first + submission.samples))
 
-    def put_tokens(self, new: Tokens) -> None:
-        """For the stream: the worker drew tokens."""
-        self._tokens.append(new)
-        if self._interval.due(new.sample, len(new.tokens)):
-            self._waker.wake(self._news)
-
-    def put_prefilled(self, done: Prefilled) -> None:
-        """For the stream: the worker has computed the prompt of a part."""
-        self._prefilled.append(done)
-        self._waker.wake(self._news)
-
-    def put_finished(self, end: SampleFinished) -> None:
-        """For the stream: the worker has ended a sample."""
-        self._live[end.request].discard(end.sample)
-        self._finished.append(end)
-        self._waker.wake(self._news)
-
-    def put_prompt_logprobs(self, scored: PromptLogprobs) -> None:
-        """For the stream: the worker told how likely the prompt is, as far as it has come."""
-        self._prompt_logprobs.append(scored)
-        self._waker.wake(self._news)
+    def put(self, said: Said) -> None:
+        """For the stream: the worker said this."""
+        self._said.append(said)
+        if not isinstance(said, Tokens) or self._interval.due(said.sample, len(said.tokens)):
+            self._waker.wake(self)
+        if isinstance(said, SampleFinished):
+            self._live[said.request].discard(said.sample)
 
     def fail(self, error: OctavoError | TimeoutError, number: int | None = None) -> None:
         """For the stream: the request ends here, since the worker is gone or refused the part with that number."""
         if number is not None:
             self._live[number].clear()
         self._error = error
-        self._news.set()
+        self.go_on()
 
-    def expire(self) -> None:
+    def expire(self, error: TimeoutError) -> None:
         """The request has no more time: nothing that the worker says counts any more.
 
         One timer for a call, and not one for each wait, which would cost a fifth of what a token does.
         """
         self._late = True
-        self.fail(TimeoutError())
+        self.fail(error)
 
     def close(self) -> None:
         """Forget the request; a worker that has not finished it is told to stop."""
@@ -203,18 +185,12 @@ class _WorkerStream:
 
     def _deliver(self, report: StepReport) -> None:
         """Give each request its part. A request that was forgotten may still be spoken of for a step or two."""
-        self._give(report.prefilled, WorkerCall.put_prefilled)
-        self._give(report.prompt_logprobs, WorkerCall.put_prompt_logprobs)
-        self._give(report.tokens, WorkerCall.put_tokens)
-        self._give(report.finished, WorkerCall.put_finished)
+        for said in chain(report.prompt_logprobs, report.prefilled, report.tokens, report.finished):
+            if call := self._calls.get(said.request):
+                call.put(said)
         for refusal in report.refused:
             if call := self._calls.pop(refusal.request, None):
                 call.fail(refusal.error, refusal.request)
-
-    def _give(self, said: Iterable[Part], put: Callable[[WorkerCall, Part], None]) -> None:
-        for part in said:
-            if call := self._calls.get(part.request):
-                put(call, part)
 
     def _end(self, reason: str) -> None:
         self.lost = True

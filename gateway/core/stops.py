@@ -11,21 +11,18 @@ class StopScanner:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         """Look for any of `stops`, none of which is empty."""
+        self.watches = bool(stops)
+        """Whether there is anything to look for."""
         self._stops = stops
         self._held: str = ""
         self.stopped = False
         """A stop string was found; nothing is released any more."""
 
-    @property
-    def watches(self) -> bool:
-        """Whether there is anything to look for."""
-        return bool(self._stops)
-
     def push(self, text: str) -> str:
         """The text that is now known to stand before any stop string."""
         if self.stopped:
             return ""
-        if not self._stops:
+        if not self.watches:
             return text
         text = self._held + text
         found = min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)

@@ -11,7 +11,14 @@ from typing import Protocol
 
 from gateway.core.events import Delta, Finished, PromptLogprobs
 from gateway.core.stops import StopScanner
-from octavo.records.serve import FinishReason, StepReport, TokenLogprobs, Tokens
+from octavo.records import serve as records
+from octavo.records.serve import FinishReason, Prefilled, SampleFinished, TokenLogprobs, Tokens
+
+Said = Tokens | Prefilled | records.PromptLogprobs | SampleFinished
+"""What a worker says of one request."""
+
+Told = Delta | PromptLogprobs | Finished
+"""What a client is told of it."""
 
 
 class Detokenizer(Protocol):
@@ -38,11 +45,11 @@ class _Sample:
         self.cumulative_logprob: float | None = None
         """Of the tokens taken, where their logprobs are told."""
 
-    def push(self, tokens: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    def push(self, tokens: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
         """(text, tokens taken): with stop strings one token at a time, so that none after one is taken."""
         if not self._scanner.watches:
             self.tokens += tokens
-            return self._detokenizer.push(tokens), tuple(tokens)
+            return self._detokenizer.push(tokens), tokens
         text: list[str] = []
         for taken, token in enumerate(tokens, start=1):
             text.append(self._scanner.push(self._detokenizer.push((token,))))
@@ -50,7 +57,7 @@ class _Sample:
                 tokens = tokens[:taken]
                 break
         self.tokens += tokens
-        return "".join(text), tuple(tokens)
+        return "".join(text), tokens
 
     def flush(self) -> str:
         text = self._scanner.push(self._detokenizer.flush())
@@ -92,50 +99,49 @@ class Transcript:
         """The request goes on at another worker: what this one has said in part, the next one says whole."""
         self._prompt_logprobs.clear()
 
-    def add(self, report: StepReport) -> list[PromptLogprobs | Delta | Finished]:
-        """The events of a report about this request, in order; one Delta for all that a sample gained."""
-        events: list[PromptLogprobs | Delta | Finished] = []
-        if report.prompt_logprobs or report.prefilled:
-            events += self._read(report)
-        for new in _by_sample(report.tokens):
-            events += self._grow(new)
-        for end in report.finished:
-            events += self._end(end.sample, end.reason, end.cumulative_logprob)
-        return events
+    def add(self, said: Sequence[Said]) -> list[Told]:
+        """What is to be told of all this, in order; one Delta for all that a sample gained."""
+        if len(said) == 1 and isinstance(said[0], Tokens):  # a reader that keeps up
+            return self._grow(said[0])
+        told = [event for part in said for event in self._read(part)]
+        for grown in _by_sample([part for part in said if isinstance(part, Tokens)]):
+            told += self._grow(grown)
+        for part in said:
+            if isinstance(part, SampleFinished):
+                told += self._end(part.sample, part.reason, part.cumulative_logprob)
+        return told
 
-    def _read(self, report: StepReport) -> list[PromptLogprobs]:
-        """What is told of the prompt."""
-        events: list[PromptLogprobs] = []
-        for part in report.prompt_logprobs:
+    def _read(self, part: Said) -> list[Told]:
+        """What is to be told of the prompt, once it is computed."""
+        if isinstance(part, records.PromptLogprobs):
             self._prompt_logprobs[part.start - 1 :] = part.tokens  # anew, if another worker began anew
-        for prefilled in report.prefilled:
-            if self._cached_tokens is not None:  # a later worker computed it again
-                continue
-            self._cached_tokens = prefilled.cached_tokens
+        elif isinstance(part, Prefilled) and self._cached_tokens is None:  # later, another worker computed it again
+            self._cached_tokens = part.cached_tokens
             if self._prompt_logprobs:
-                events.append(PromptLogprobs(tuple(self._prompt_logprobs)))
-        return events
+                return [PromptLogprobs(tuple(self._prompt_logprobs))]
+        return []
 
-    def _grow(self, new: Tokens) -> list[Delta | Finished]:
+    def _grow(self, new: Tokens) -> list[Told]:
         sample = self._samples[new.sample]
         if sample.finished:
             return []
         text, taken = sample.push(new.tokens)
         self.output_tokens += len(taken)
-        logprobs = new.logprobs[: len(taken)]
+        logprobs = new.logprobs
         if logprobs:
+            logprobs = logprobs[: len(taken)]
             sample.cumulative_logprob = sum((token.logprob for token in logprobs), sample.cumulative_logprob or 0.0)
-        events: list[Delta | Finished] = [Delta(new.sample, text, taken, logprobs)]
+        told: list[Told] = [Delta(new.sample, text, taken, logprobs)]
         if sample.stopped:
             self._finish(sample)
-            events.append(Finished(new.sample, FinishReason.STOP, sample.cumulative_logprob))
-        return events
+            told.append(Finished(new.sample, FinishReason.STOP, sample.cumulative_logprob))
+        return told
 
     def _finish(self, sample: _Sample) -> None:
         sample.finished = True
         self._unfinished -= 1
 
-    def _end(self, at: int, reason: FinishReason, cumulative_logprob: float | None) -> list[Delta | Finished]:
+    def _end(self, at: int, reason: FinishReason, cumulative_logprob: float | None) -> list[Told]:
         sample = self._samples[at]
         if sample.finished:
             return []
@@ -148,8 +154,6 @@ class Transcript:
 
 def _by_sample(runs: Sequence[Tokens]) -> Sequence[Tokens]:
     """One run for each sample that gained something."""
-    if len(runs) == 1:  # a reader that keeps up
-        return runs
     grown: defaultdict[int, list[Tokens]] = defaultdict(list)
     for new in runs:
         grown[new.sample].append(new)

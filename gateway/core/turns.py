@@ -13,7 +13,7 @@ Invariant: the answers together cost at most `max_tokens`; those that were not r
 """
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -146,20 +146,15 @@ class Listener:
     """Puts the answers of one request together from what its client is told."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[list[str], list[int]]] = {}
+        self._heard: defaultdict[int, tuple[list[str], list[int]]] = defaultdict(lambda: ([], []))
 
     def hear(self, event: Event) -> tuple[str, tuple[int, ...]] | None:
         """The text and the tokens of the sample that ends with this event."""
-        match event:
-            case Delta():
-                texts, tokens = self._heard.setdefault(event.sample, ([], []))
-                texts.append(event.text)
-                tokens += event.token_ids
-                return None
-            case Finished():
-                return self._take(event.sample)
-            case _:
-                return None
+        if isinstance(event, Delta):
+            texts, tokens = self._heard[event.sample]
+            texts.append(event.text)
+            tokens += event.token_ids
+        return self._take(event.sample) if isinstance(event, Finished) else None
 
     def rest(self) -> list[tuple[str, tuple[int, ...]]]:
         """Those of the samples that have not ended, when nothing more comes: a client may go on from there as well."""

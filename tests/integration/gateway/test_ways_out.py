@@ -442,7 +442,7 @@ async def test_nothing_waits_on_for_a_stream_that_its_worker_has_ended(fleet: Fa
         await worker.until(lambda worker: bool(worker.submissions))
         worker.cut()
         with pytest.raises(WorkerLost):
-            await call.next_report()
+            await call.hear()
 
     async with Workers() as workers:
         await until_it_is_lost(workers)

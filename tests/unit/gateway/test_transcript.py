@@ -7,16 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.core import events
 from gateway.core.events import Delta, Finished
-from gateway.core.transcript import Transcript
-from octavo.records.serve import (
-    FinishReason,
-    Prefilled,
-    PromptLogprobs,
-    SampleFinished,
-    StepReport,
-    TokenLogprobs,
-    Tokens,
-)
+from gateway.core.transcript import Said, Transcript
+from octavo.records.serve import FinishReason, Prefilled, PromptLogprobs, SampleFinished, TokenLogprobs, Tokens
 
 
 class Letters:
@@ -46,12 +38,12 @@ def tokens(text: str) -> tuple[int, ...]:
     return tuple(ord(letter) - ord("a") for letter in text)
 
 
-def grew(text: str, sample: int = 0) -> StepReport:
-    return StepReport(tokens=(Tokens(1, sample, tokens(text)),))
+def grew(text: str, sample: int = 0) -> list[Said]:
+    return [Tokens(1, sample, tokens(text))]
 
 
-def ended(reason: FinishReason = FinishReason.LENGTH, sample: int = 0) -> StepReport:
-    return StepReport(finished=(SampleFinished(1, sample, reason),))
+def ended(reason: FinishReason = FinishReason.LENGTH, sample: int = 0) -> list[Said]:
+    return [SampleFinished(1, sample, reason)]
 
 
 def test_tokens_become_deltas_and_the_end_of_a_sample_is_told_once() -> None:
@@ -101,13 +93,13 @@ def test_one_sample_that_stops_leaves_the_others_running() -> None:
 
 def test_what_a_sample_gained_in_several_steps_is_one_delta() -> None:
     story = transcript(2)
-    steps = StepReport(tokens=(Tokens(1, 0, (0,)), Tokens(1, 1, (1,)), Tokens(1, 0, (2, 3))))
+    steps = [Tokens(1, 0, (0,)), Tokens(1, 1, (1,)), Tokens(1, 0, (2, 3))]
     assert list(story.add(steps)) == [Delta(0, "acd", (0, 2, 3)), Delta(1, "b", (1,))]
 
 
 def test_the_cached_tokens_are_those_that_the_worker_reports() -> None:
     story = transcript()
-    list(story.add(StepReport(prefilled=(Prefilled(1, 48),))))
+    list(story.add([Prefilled(1, 48)]))
     assert story.cached_tokens == 48
 
 
@@ -124,8 +116,8 @@ def test_how_a_worker_groups_its_tokens_changes_neither_text_nor_count(steps: li
     assert outcome(steps) == outcome(["".join(steps)]) == outcome(list("".join(steps)))
 
 
-def scored(text: str, *logprobs: float) -> StepReport:
-    return StepReport(tokens=(Tokens(1, 0, tokens(text), tuple(map(TokenLogprobs, logprobs))),))
+def scored(text: str, *logprobs: float) -> list[Said]:
+    return [Tokens(1, 0, tokens(text), tuple(map(TokenLogprobs, logprobs)))]
 
 
 def test_logprobs_go_with_their_tokens_and_add_up() -> None:
@@ -141,14 +133,14 @@ def test_logprobs_go_with_their_tokens_and_add_up() -> None:
 def test_a_beam_tells_its_score_itself() -> None:
     story = transcript()
     list(story.add(grew("ab")))
-    end = StepReport(finished=(SampleFinished(1, 0, FinishReason.LENGTH, -2.5),))
+    end = [SampleFinished(1, 0, FinishReason.LENGTH, -2.5)]
     assert list(story.add(end)) == [Finished(0, FinishReason.LENGTH, -2.5)]
 
 
 def test_the_prompts_logprobs_are_told_once_and_whole_when_it_is_computed() -> None:
     story = transcript()
     first, second = (TokenLogprobs(-1.0),), (TokenLogprobs(-2.0), TokenLogprobs(-3.0))
-    assert list(story.add(StepReport(prompt_logprobs=(PromptLogprobs(1, 1, first),)))) == []
-    last = StepReport(prompt_logprobs=(PromptLogprobs(1, 2, second),), prefilled=(Prefilled(1, 0),))
+    assert list(story.add([PromptLogprobs(1, 1, first)])) == []
+    last = [PromptLogprobs(1, 2, second), Prefilled(1, 0)]
     assert list(story.add(last)) == [events.PromptLogprobs((*first, *second))]
     assert list(story.add(grew("a"))) == [Delta(0, "a", (0,))]

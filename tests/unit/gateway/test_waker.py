@@ -5,41 +5,47 @@ import asyncio
 from gateway.waker import WAKES, Waker
 
 
+class Sleeping:
+    """Counts its turns."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def go_on(self) -> None:
+        self.turns += 1
+
+
 async def one_turn() -> None:
     await asyncio.sleep(0)
 
 
 async def test_a_few_are_woken_in_the_next_turn_and_the_others_behind_them_in_order() -> None:
     waker = Waker()
-    waiting = [asyncio.Event() for _ in range(2 * WAKES + 1)]
-    for event in waiting:
-        waker.wake(event)
-    assert not any(event.is_set() for event in waiting)
+    sleeping = [Sleeping() for _ in range(2 * WAKES + 1)]
+    for sleeper in sleeping:
+        waker.wake(sleeper)
+    assert not any(sleeper.turns for sleeper in sleeping)
     for turn in (1, 2, 3):
         await one_turn()
-        awake = min(turn * WAKES, len(waiting))
-        assert [event.is_set() for event in waiting] == [True] * awake + [False] * (len(waiting) - awake)
+        awake = min(turn * WAKES, len(sleeping))
+        assert [sleeper.turns for sleeper in sleeping] == [1] * awake + [0] * (len(sleeping) - awake)
 
 
 async def test_who_is_woken_twice_before_its_turn_has_one_turn() -> None:
     waker = Waker()
-    first, others = asyncio.Event(), [asyncio.Event() for _ in range(WAKES)]
+    first, others = Sleeping(), [Sleeping() for _ in range(WAKES)]
     waker.wake(first)
     waker.wake(first)
-    for event in others:
-        waker.wake(event)
-    await one_turn()
-    assert first.is_set()
-    first.clear()
-    await one_turn()
-    assert all(event.is_set() for event in others)
-    assert not first.is_set()
+    for sleeper in others:
+        waker.wake(sleeper)
+    for _ in range(2):
+        await one_turn()
+    assert [sleeper.turns for sleeper in (first, *others)] == [1] * (1 + WAKES)
 
 
 async def test_it_wakes_again_after_all_were_woken() -> None:
-    waker, event = Waker(), asyncio.Event()
-    for _ in range(2):
-        event.clear()
-        waker.wake(event)
+    waker, sleeper = Waker(), Sleeping()
+    for turns in (1, 2):
+        waker.wake(sleeper)
         await one_turn()
-        assert event.is_set()
+        assert sleeper.turns == turns

@@ -8,7 +8,7 @@ from gateway.core.interval import Interval
 from gateway.waker import Waker
 from gateway.worker_client import WorkerCall
 from octavo.errors import WorkerLost
-from octavo.records.serve import FinishReason, Prefilled, SampleFinished, StepReport, Submission, Tokens
+from octavo.records.serve import FinishReason, Prefilled, SampleFinished, Submission, Tokens
 
 
 def a_call(interval: int = 1, samples: int = 1) -> WorkerCall:
@@ -28,49 +28,48 @@ async def a_few_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_piles_up_before_the_reader_comes_is_one_report_in_order() -> None:
+async def test_what_piles_up_before_the_reader_comes_is_heard_at_once_and_in_order() -> None:
     call = a_call()
-    call.put_prefilled(Prefilled(1, 16))
+    call.put(Prefilled(1, 16))
     end = SampleFinished(1, 0, FinishReason.LENGTH)
     for token in (5, 6, 7):
-        call.put_tokens(drew(token))
-    call.put_finished(end)
-    assert await call.next_report() == StepReport(
-        tokens=(drew(5), drew(6), drew(7)), prefilled=(Prefilled(1, 16),), finished=(end,)
-    )
+        call.put(drew(token))
+    call.put(end)
+    assert await call.hear() == [Prefilled(1, 16), drew(5), drew(6), drew(7), end]
 
 
 async def test_a_reader_is_not_woken_for_what_it_has_taken_already() -> None:
     call = a_call()
-    call.put_tokens(drew(5))
+    call.put(drew(5))
     await a_few_turns()
-    call.put_tokens(drew(6))  # its turn to be told comes when the reader has taken it along
-    assert (await call.next_report()).tokens == (drew(5), drew(6))
-    next_report = asyncio.create_task(call.next_report())
+    call.put(drew(6))  # its turn to be told comes when the reader has taken it along
+    assert await call.hear() == [drew(5), drew(6)]
+    hearing = asyncio.create_task(call.hear())
     await a_few_turns()
-    assert not next_report.done()
-    call.put_tokens(drew(7))
-    assert (await next_report).tokens == (drew(7),)
+    assert not hearing.done()
+    call.put(drew(7))
+    assert await hearing == [drew(7)]
 
 
 async def test_tokens_that_are_not_due_wake_nobody_and_go_along_with_what_does() -> None:
     call = a_call(interval=3)
-    call.put_tokens(drew(5))
-    assert (await call.next_report()).tokens == (drew(5),)
-    next_report = asyncio.create_task(call.next_report())
-    call.put_tokens(drew(6))
+    call.put(drew(5))
+    assert await call.hear() == [drew(5)]
+    hearing = asyncio.create_task(call.hear())
+    call.put(drew(6))
     await a_few_turns()
-    assert not next_report.done()
-    call.put_finished(SampleFinished(1, 0, FinishReason.LENGTH))
-    assert (await next_report).tokens == (drew(6),)
+    assert not hearing.done()
+    end = SampleFinished(1, 0, FinishReason.LENGTH)
+    call.put(end)
+    assert await hearing == [drew(6), end]
 
 
 async def test_a_lost_worker_is_told_behind_what_it_said() -> None:
     call = a_call(interval=3)
-    call.put_tokens(drew(5))
-    await call.next_report()
-    call.put_tokens(drew(6))
+    call.put(drew(5))
+    await call.hear()
+    call.put(drew(6))
     call.fail(WorkerLost("gone"))
-    assert (await call.next_report()).tokens == (drew(6),)
+    assert await call.hear() == [drew(6)]
     with pytest.raises(WorkerLost):
-        await call.next_report()
+        await call.hear()
