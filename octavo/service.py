@@ -1,7 +1,8 @@
 """Run one gRPC service: port, health, reflection, SIGTERM -> not ready -> drain -> stop. And open channels.
 
 The channel and server settings are the ones that were seen to work: a frozen peer is found by HTTP/2 pings within
-two seconds (gRPC's keepalive time-out does nothing in Python), and reconnecting backs off 100 to 200 ms.
+two seconds (gRPC's keepalive time-out does nothing in Python), a new connection has as long to come about, and
+reconnecting backs off 100 to 200 ms.
 
     python -m octavo.service probe HOST:PORT      exits 0 when the service there is ready
 """
@@ -51,7 +52,7 @@ CHANNEL_OPTIONS = [
     *_LIVENESS,
     *_SIZES,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # not a pause: what an attempt, handshakes included, has to succeed in
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
 

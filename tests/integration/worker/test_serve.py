@@ -88,7 +88,7 @@ async def test_prometheus_is_told_of_steps_and_tokens(worker: WorkerService):
         wanted = submission(number, range(20), 3)
         await gateway.submit(wanted)
         await gateway.until_ended(wanted)
-    async with metrics_endpoint("127.0.0.1:0", WorkerMetrics(worker.engine, worker.scheduler)) as port:
+    async with metrics_endpoint("127.0.0.1:0", WorkerMetrics(worker.engine, worker.scheduler), lambda: True) as port:
         samples = await scrape(port)
     assert samples["octavo_prompt_tokens_total",] == 40
     assert samples["octavo_cached_tokens_total",] == 16

@@ -22,7 +22,7 @@ def registered(manager: Manager, worker: str) -> int:
 
 
 async def scraped(manager: Manager) -> Samples:
-    async with metrics_endpoint("127.0.0.1:0", ManagerMetrics(manager)) as port:
+    async with metrics_endpoint("127.0.0.1:0", ManagerMetrics(manager), lambda: True) as port:
         return await scrape(port)
 
 

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from octavo.service import MAX_MESSAGE_BYTES, CannotListen, Service, open_channel, probe, run
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
+from tests.support.tcp_proxy import tcp_proxy
 
 NAME = "octavo.v1.CacheManager"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -76,6 +77,16 @@ async def test_a_service_may_serve_before_it_is_ready() -> None:
         assert await health(service) == NOT_SERVING
         await service.set_ready(True)
         assert await health(service, NAME) == SERVING
+
+
+async def test_a_service_far_away_or_busy_is_connected_to() -> None:
+    """Whose handshake takes a third of a second, longer than the pause between two attempts."""
+    async with serving() as service, tcp_proxy(service.port) as way:
+        way.delay = 0.3
+        async with open_channel(f"127.0.0.1:{way.port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+    assert reply.status == SERVING
 
 
 @pytest.mark.parametrize("ready", [True, False])
