@@ -37,9 +37,8 @@ class TokenBucket:
         self._fill(now)
         return max(0.0, (amount - self._holds) / self.per_minute * _MINUTE_SECONDS)
 
-    def take(self, amount: int, now: float) -> None:
-        """Take out what it holds."""
-        self._fill(now)
+    def take(self, amount: int) -> None:
+        """Take out what it holds, as `seconds_until` has just found."""
         assert self._holds >= amount, (self._holds, amount)
         self._holds -= amount
 
@@ -79,9 +78,9 @@ class Quotas:
         _require(requests, 1, "requests", now)
         _require(amounts, tokens, "tokens", now)
         if requests is not None:
-            requests.take(1, now)
+            requests.take(1)
         if amounts is not None:
-            amounts.take(tokens, now)
+            amounts.take(tokens)
 
     def settle(self, tenant: Hashable, charged: int, used: int) -> None:
         """A request that was charged with so many tokens has ended."""
