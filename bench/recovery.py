@@ -111,6 +111,14 @@ class WatchedClient:
             self._went_on(self._process)
         return grant
 
+    async def is_there(self) -> bool:
+        """See worker.cache_client.CacheClient."""
+        return await self._client.is_there()
+
+    def leave(self) -> None:
+        """See worker.cache_client.CacheClient."""
+        self._client.leave()
+
     async def close(self) -> None:
         """See worker.cache_client.CacheClient."""
         await self._client.close()

@@ -184,6 +184,16 @@ def probe(address: str, timeout_seconds: float = 2.0, transport: Transport = PLA
         return reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def is_ready(channel: grpc.aio.Channel, timeout_seconds: float = 2.0) -> bool:
+    """Whether the service at the other end of a channel says that it is ready."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # published without types
+    try:
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+    except grpc.RpcError:
+        return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] != "probe":
         sys.exit("usage: python -m octavo.service probe HOST:PORT")

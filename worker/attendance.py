@@ -8,6 +8,10 @@ be reached is given up for the next; one that only says that the epoch is over i
 through the list there is a pause of 100 to 500 ms, drawn anew and short at first, so that workers come back soon and,
 when that takes longer, not in step.
 
+A worker that attends another manager than its own goes back when its own one is there again, and has been for a while:
+else one restart after another of the managers would leave all workers with one of them. It brings its books along, as
+when a manager leaves, and nothing is computed again.
+
 The lease: the manager wants to hear from the worker before it runs out (`renewal_in`). When it has run out, the manager
 has given the worker up, and so may have the gateways (`is_cut_off`).
 """
@@ -30,6 +34,11 @@ _LEAST_PAUSE_SECONDS = 0.1
 _PAUSE_SPREAD_SECONDS = 0.4
 _SPREADING_TRIES = 8
 """Until pauses differ as far as they may: a manager that is started again is there in less than a second."""
+
+_LOOK_HOME_SECONDS = 30.0
+"""Between two looks whether the worker's own manager is there again, give or take a half."""
+_LOOKS_UNTIL_HOME = 2
+"""In a row that find it there: one that fails often is not gone back to."""
 
 Draw = Callable[[], float]
 """A random number in [0, 1)."""
@@ -55,10 +64,17 @@ class Holder(Protocol):
 class ManagerLost(Exception):
     """The worker has to join again."""
 
-    def __init__(self, why: str, *, books_in_doubt: bool = False) -> None:
-        """`books_in_doubt`: the manager and the worker disagree, so the worker must not go on from what it knows."""
+    def __init__(self, why: str, *, books_in_doubt: bool = False, by_choice: bool = False) -> None:
+        """Say why.
+
+        Args:
+            why: in words.
+            books_in_doubt: the manager and the worker disagree, so the worker must not go on from what it knows.
+            by_choice: the manager is there; the worker's own one is there again as well.
+        """
         super().__init__(why)
         self.books_in_doubt = books_in_doubt
+        self.by_choice = by_choice
 
 
 class InventoryRefused(Exception):
@@ -73,6 +89,12 @@ class Attendance:
         self._managers = managers
         self._draw = draw
         self._at: int | None = None
+        self._own: int | None = None
+        self._looking_home: asyncio.Task[None] | None = None
+        self._own_is_back = False
+        self._left: int | None = None
+        """Where the worker comes from that goes back to its own manager: it leaves when another one has taken it in."""
+        self._goes_by_choice = False
         self._first_epoch = NO_EPOCH
         self._lease_seconds = 1.0
         self._lease_ends: float | None = None
@@ -106,8 +128,9 @@ class Attendance:
         """
         tries = 0
         if self._at is None:
-            self._at = _pick(registration.worker_id, len(self._managers))
+            self._at = self._own = _pick(registration.worker_id, len(self._managers))
         self._ended = ended
+        await self._look_no_more()
         while not await self._try(registration, holder):
             tries += 1
             self._at = (self._at + 1) % len(self._managers)
@@ -122,12 +145,17 @@ class Attendance:
             registration, first_epoch=self._first_epoch, last_epoch=self.epoch, cache_epoch=holder.cache_epoch
         )
         inventory, asked_at = holder.inventory(), _now()
+        by_choice, self._goes_by_choice = self._goes_by_choice, False
         try:
             registered = await self._manager.register(ours, inventory)
         except (ConnectionError, StaleEpoch, Draining) as error:
             log.debug("manager_not_joined", extra={"manager": self._at, "reason": str(error)})
             return False
         except OctavoError as error:
+            if by_choice and not isinstance(error, Superseded):
+                log.warning("own_manager_refused", extra={"manager": self._at, "reason": str(error)})
+                self._own = self._left  # it stays where it was taken in
+                return False
             if inventory and not isinstance(error, Superseded):
                 raise InventoryRefused(str(error)) from error
             raise
@@ -137,6 +165,11 @@ class Attendance:
         self._lease_seconds = registered.lease_seconds
         self._heard(asked_at)
         self._manager.when_ended(self._hurry)
+        if self._left is not None and self._left != self._at:
+            self._managers[self._left].leave()
+        self._left = None
+        if self._at != self._own:
+            self._looking_home = asyncio.create_task(self._look_home())
         log.info(
             "registered",
             extra={
@@ -150,6 +183,8 @@ class Attendance:
 
     async def exchange(self, exchange: Exchange) -> Grant:
         """Make the next exchange. Raises ManagerLost when the worker must join again."""
+        if self._own_is_back and not exchange.draining:
+            raise self._goes_home()
         self.step, asked_at = exchange.step, _now()
         try:
             grant = await self._manager.exchange(exchange)
@@ -165,6 +200,7 @@ class Attendance:
 
     async def close(self) -> None:
         """Leave."""
+        await self._look_no_more()
         for manager in self._managers:
             await manager.close()
 
@@ -172,6 +208,30 @@ class Attendance:
     def _manager(self) -> CacheClient:
         assert self._at is not None, "join first"
         return self._managers[self._at]
+
+    # ---- back to its own manager -----------------------------------------------------------------------------
+
+    async def _look_home(self) -> None:
+        """Return when the worker's own manager has been there for a while."""
+        assert self._own is not None, "join first"
+        seen = 0
+        while seen < _LOOKS_UNTIL_HOME:
+            await asyncio.sleep(_LOOK_HOME_SECONDS * (0.5 + self._draw()))
+            seen = seen + 1 if await self._managers[self._own].is_there() else 0
+        self._own_is_back = True
+
+    async def _look_no_more(self) -> None:
+        self._own_is_back = False
+        if self._looking_home is not None:
+            self._looking_home.cancel()
+            await asyncio.wait({self._looking_home})
+            self._looking_home = None
+
+    def _goes_home(self) -> ManagerLost:
+        log.info("goes_back_to_its_manager", extra={"epoch": self.epoch, "manager": self._own, "left": self._at})
+        self._left, self._at, self._goes_by_choice = self._at, self._own, True
+        self._renew_at = None
+        return ManagerLost("its own manager is there again", by_choice=True)
 
     def _heard(self, asked_at: float) -> None:
         """The manager has heard the worker, not before this moment."""

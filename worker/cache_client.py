@@ -14,7 +14,7 @@ import grpc
 
 from octavo.errors import OctavoError
 from octavo.records.attend import Exchange, Grant, Inventory, Registered, Registration
-from octavo.service import open_channel
+from octavo.service import is_ready, open_channel
 from octavo.status import translated
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as v1
@@ -54,8 +54,16 @@ class CacheClient(Protocol):
         """
         ...
 
+    async def is_there(self) -> bool:
+        """Whether the manager answers and takes workers. Asks beside whatever else is asked."""
+        ...
+
+    def leave(self) -> None:
+        """End the stream, if there is one: the manager frees all that this worker held."""
+        ...
+
     async def close(self) -> None:
-        """Leave. The manager frees all that this worker held."""
+        """Leave for good."""
         ...
 
 
@@ -72,7 +80,7 @@ class AttendClient:
 
     async def register(self, registration: Registration, inventory: Sequence[Inventory] = ()) -> Registered:
         """See CacheClient."""
-        self._hang_up()
+        self.leave()
         self._call = self._stub.Attend(metadata=self._metadata)
         counted = replace(registration, inventory_parts=len(inventory))
         messages = [v1.AttendRequest(register=registration_to_wire(counted))]
@@ -94,9 +102,19 @@ class AttendClient:
         reply = await self._ask([v1.AttendRequest(exchange=exchange_to_wire(exchange))], "grant")
         return grant_from_wire(reply.grant)
 
+    async def is_there(self) -> bool:
+        """See CacheClient."""
+        return await is_ready(self._channel)
+
+    def leave(self) -> None:
+        """See CacheClient."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
     async def close(self) -> None:
         """See CacheClient."""
-        self._hang_up()
+        self.leave()
         await self._channel.close()
 
     async def _ask(self, messages: Sequence[v1.AttendRequest], wanted: str) -> v1.AttendReply:
@@ -109,16 +127,16 @@ class AttendClient:
                 async with asyncio.timeout(seconds):
                     reply = await self._say_and_hear(messages)
         except OctavoError:
-            self._hang_up()
+            self.leave()
             raise
         except TimeoutError as error:
-            self._hang_up()
+            self.leave()
             raise ConnectionError(f"the cache manager did not answer within {seconds:g} s") from error
         except grpc.RpcError as error:
-            self._hang_up()
+            self.leave()
             raise ConnectionError(f"the cache manager is lost: {_why(error)}") from error
         if reply is None or reply.WhichOneof("kind") != wanted:
-            self._hang_up()
+            self.leave()
             raise ConnectionError("the cache manager ended the stream")
         return reply
 
@@ -128,11 +146,6 @@ class AttendClient:
                 await self._call.write(message)
         reply = await self._call.read()
         return reply if isinstance(reply, v1.AttendReply) else None
-
-    def _hang_up(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
 
 
 def _why(error: grpc.RpcError) -> str:

@@ -188,7 +188,7 @@ class Engine:
         await self._woken.wait()
 
     async def _lose_manager(self, loss: ManagerLost) -> None:
-        self.counts.lost_managers += 1
+        self.counts.lost_managers += not loss.by_choice
         self._scheduler.lost()
         if loss.books_in_doubt:
             await self._start_over()

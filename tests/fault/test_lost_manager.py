@@ -31,6 +31,7 @@ from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scheduling import submission
 from tests.support.turnstile import Turnstile
 from tests.support.worker_service import GatewayStandIn, worker_service
+from worker import attendance
 from worker.cache_client import AttendClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.redis]
@@ -204,6 +205,31 @@ async def test_the_other_manager_takes_the_workers_over() -> None:
         await restart(one)
         await other.kill()
         await running.ends_right()
+
+
+async def test_a_manager_that_is_there_again_gets_its_workers_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all of them do not stay with one, and nobody notices that either."""
+    monkeypatch.setattr(attendance, "_LOOK_HOME_SECONDS", 0.1)
+    async with fleet(managers=2, workers=4) as running:
+        one, other = running.managers
+        await running.works(steps=20)
+        known = registered_at(one)
+        assert registered_at(other)
+        await one.kill()
+        await running.works(steps=10)
+        assert {worker.name for worker in running.workers} == {*registered_at(other)}
+        await restart(one)
+
+        async def all_are_back() -> bool:
+            return sorted(registered_at(one)) == sorted(2 * known)
+
+        await until(all_are_back)
+        await running.ends_right()
+
+
+def registered_at(manager: Process) -> list[str]:
+    """The workers that have registered there, also before it was started again."""
+    return [event["worker"] for event in manager.events("worker_registered")]
 
 
 async def test_a_frozen_manager_is_left_for_the_other() -> None:

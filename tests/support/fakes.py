@@ -171,5 +171,11 @@ class LedgerClient:
         self.ledger.check()
         return grant
 
-    async def close(self) -> None:
+    async def is_there(self) -> bool:
+        return True
+
+    def leave(self) -> None:
         self.ledger = None
+
+    async def close(self) -> None:
+        self.leave()

@@ -22,6 +22,7 @@ from tests.support.worker_service import (
     until,
     worker_service,
 )
+from worker import attendance
 from worker.attendance import Attendance
 from worker.core.scheduler import Scheduler
 
@@ -39,6 +40,9 @@ class Moody(LedgerClient):
         self.tries = 0
         """To find it while it was away."""
         self.before_exchange = self.before_registration = self._judge
+
+    async def is_there(self) -> bool:
+        return not self.away
 
     def _judge(self, asked: Exchange | Registration) -> None:
         if self.away:
@@ -194,6 +198,56 @@ async def test_a_worker_takes_what_it_holds_to_the_next_manager(
         assert second.audit().cached_blocks == computed_once(LONG) // POOL.block_size
         assert worker.ready == [True, False, True]
     assert runner.computed_tokens == computed_once(LONG)
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every half minute, whether its own manager is there again."""
+    monkeypatch.setattr(attendance, "_LOOK_HOME_SECONDS", 0.01)
+
+
+async def test_a_worker_goes_back_to_its_own_manager_when_that_is_there_again(
+    runner: FunctionRunner, looks_often: None
+):
+    async with (
+        manager_process() as one,
+        manager_process() as other,
+        worker_service(POOL, runner, attend(one), attend(other)) as worker,
+    ):
+        held = await Held.begin(worker, runner)
+        own, next_one = (one, other) if one.attended else (other, one)
+        await own.kill()
+        held.turnstile.let_through(20)
+        await until(lambda: next_one.attended)
+        await own.start()
+        held.turnstile.let_through(100)
+        await until(lambda: own.attended and not next_one.attended)
+        await held.finish()
+        await until(lambda: own.audit().held_blocks == 0)
+        assert own.audit().cached_blocks == computed_once(LONG) // POOL.block_size
+        assert worker.engine.counts.lost_managers == 1
+    assert runner.computed_tokens == computed_once(LONG)
+
+
+async def test_a_worker_that_its_own_manager_refuses_stays_where_it_is(
+    runner: FunctionRunner, looks_often: None, caplog: pytest.LogCaptureFixture
+):
+    managers = [Moody(), Moody()]
+    async with worker_service(POOL, runner, *managers) as worker:
+        held = await Held.begin(worker, runner)
+        own, next_one = sorted(managers, key=lambda manager: not manager.registrations)
+        own.away = True
+        held.turnstile.let_through(20)
+        await until(lambda: bool(next_one.registrations))
+        own.away, own.refusal = False, InvalidRequest("pool.dtype: float32, worker v serves tiny with bfloat16")
+        held.turnstile.let_through(100)
+        await until(lambda: own.refusal is None and len(next_one.registrations) == 2)
+        await held.finish()
+    assert len(own.registrations) == 1
+    assert [registration.inventory_parts > 0 for registration in next_one.registrations] == [True, True]
+    assert runner.computed_tokens == computed_once(LONG)
+    assert "own_manager_refused" in caplog.messages
+    assert "inventory_refused" not in caplog.messages
 
 
 async def test_an_idle_worker_notices_at_once_that_its_manager_is_gone(runner: FunctionRunner):
