@@ -48,6 +48,9 @@ def test_without_a_quota_there_is_no_bound_and_a_changed_one_counts_at_once() ->
         quotas.charge("acme", UNBOUNDED, 1 << 40, 0.0)
     quotas.charge("acme", Quota(requests_per_minute=1), 1, 0.0)
     quotas.charge("acme", Quota(requests_per_minute=2), 1, 0.0)
+    quotas.charge("acme", UNBOUNDED, 1, 0.0)
+    for _ in range(2):  # one that comes back begins full as well
+        quotas.charge("acme", Quota(requests_per_minute=2), 1, 0.0)
 
 
 class Minute(RuleBasedStateMachine):
