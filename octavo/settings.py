@@ -134,7 +134,7 @@ class ServiceSettings(TransportSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     grace_seconds: float = Field(
-        default=10.0, ge=0, description="after SIGTERM, seconds that running requests may take to finish"
+        default=10.0, ge=0, description="after SIGTERM, seconds until the process ends; requests may take most of them"
     )
 
     def advertised(self, port: int) -> str:
