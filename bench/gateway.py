@@ -10,6 +10,11 @@ token of every stream in steps of 20 ms. Needs `octavo model fetch` once, for th
   microseconds a token. 512 streams ask for more than a core can relay one by one: `asked_tok_s` beside it says for how
   much, `told_tok_s` what came (over gRPC this client, which costs more than the gateway, is what lags), `a_message` how
   many tokens one had.
+- `null_us`, `times_null` beside those that come one by one: what gRPC alone costs here, by bench/null_relay.py, which
+  writes a finished message for each token and does nothing else; and how many times as much the gateway costs.
+- `relay_full_tok_s_core_64`, `relay_full_cpu_us_per_token_64`, with `_512`: what a core carries that is asked for more
+  than it can relay one by one, with a `stream_interval` of 1: steps of 1 ms, so 64,000 and 512,000 tokens a second.
+  `busy` is how many cores the gateway had meanwhile.
 - `relay_added_ms_p50`, `_p99`, with `_512` at the end for 512 streams: from a step to its token at the client, less the
   same for a client that reads the worker's stream itself.
 - All of these with `_by_4`, `_by_8` at the end: the same with a `stream_interval` of so many. Of four tokens three wait
@@ -25,7 +30,8 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +55,9 @@ CALLS = 20
 """One after another, of each."""
 PROMPT_TOKENS = 256
 WARM_UP_STEPS = 25
+FULL_STEP_SECONDS = 0.001
+FULL_STEPS = 10
+"""Times as many steps of it, which end as soon as the gateway is through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,11 @@ class Cost:
     seconds: float
     cpu_seconds: float
     """Of the gateway's process."""
+
+    @property
+    def us_per_token(self) -> float:
+        """CPU, in microseconds."""
+        return 1e6 * self.cpu_seconds / self.tokens
 
 
 async def cost_of(gateway: Process, load: Load, read_all: Callable[[int], Awaitable[None]]) -> Cost:
@@ -131,6 +145,27 @@ def _request(number: int, max_tokens: int, interval: int) -> gateway_v1.Generate
         ignore_eos=True,
         stream_interval=interval,
     )
+
+
+async def relay_unread(relay: Process, load: Load) -> tuple[Cost, Heard]:
+    """Streams through a relay over gRPC whose messages are counted and not looked at: this client shall cost little."""
+    heard = Heard()
+    async with open_channel(relay.address) as channel:
+        generate = channel.unary_stream(_GENERATE, request_serializer=gateway_v1.GenerateRequest.SerializeToString)
+
+        async def read_one(number: int, steps: int) -> None:
+            async for _ in generate(_request(number, steps, load.interval)):
+                heard.messages += 1
+
+        async def read_all(steps: int) -> None:
+            nonlocal heard
+            heard = Heard(tokens=load.streams * steps)
+            await asyncio.gather(*(read_one(at, steps) for at in range(load.streams)))
+
+        return await cost_of(relay, load, read_all), heard
+
+
+_GENERATE = f"/{gateway_v1.DESCRIPTOR.services_by_name['Inference'].full_name}/Generate"
 
 
 async def relay_http(gateway: Process, load: Load) -> tuple[Cost, Heard]:
@@ -200,24 +235,27 @@ async def route(gateway: Process) -> tuple[float, float]:
         return cpu_seconds(gateway.pid) - before, time.monotonic() - began
 
 
-def report(cost: Cost, heard: Heard, at_worker: list[float], load: Load) -> Iterable[dict[str, object]]:
+def report(cost: Cost, heard: Heard, at_worker: list[float], load: Load, **more: float) -> Iterable[dict[str, object]]:
     """One object a figure of the relay over gRPC."""
     end = load.name.removeprefix(f"_{STREAMS[0]}")
-    yield from costs("relay", cost, heard, load)
+    yield from costs("relay", cost, heard, load, **more)
     for share, at in (("p50", 49), ("p99", 98)):
         through, straight = (1e3 * statistics.quantiles(late, n=100)[at] for late in (heard.late, at_worker))
         yield _line(f"relay_added_ms_{share}{end}", through - straight, "ms", direct_ms=round(straight, 2))
 
 
-def costs(name: str, cost: Cost, heard: Heard, load: Load) -> Iterable[dict[str, object]]:
+def costs(
+    name: str, cost: Cost, heard: Heard, load: Load, step_seconds: float = STEP_SECONDS, **more: float
+) -> Iterable[dict[str, object]]:
     """What relaying costs, in two units."""
     more = {
-        "asked_tok_s": round(load.streams / STEP_SECONDS),
+        "asked_tok_s": round(load.streams / step_seconds),
         "told_tok_s": round(cost.tokens / cost.seconds),
         "a_message": round(heard.tokens / heard.messages, 2),
+        **more,
     }
     yield _line(f"{name}_tok_s_core{load.name}", cost.tokens / cost.cpu_seconds, "tokens/s", **more)
-    yield _line(f"{name}_cpu_us_per_token{load.name}", 1e6 * cost.cpu_seconds / cost.tokens, "us", **more)
+    yield _line(f"{name}_cpu_us_per_token{load.name}", cost.us_per_token, "us", **more)
 
 
 def _line(name: str, value: float, unit: str, **more: object) -> dict[str, object]:
@@ -225,7 +263,7 @@ def _line(name: str, value: float, unit: str, **more: object) -> dict[str, objec
 
 
 async def measure(
-    worker: Process, gateway: Process, steps: int, counts: Sequence[int]
+    worker: Process, gateway: Process, null: Process, steps: int, counts: Sequence[int]
 ) -> AsyncIterator[dict[str, object]]:
     """One object a figure."""
     for streams in counts:
@@ -233,7 +271,8 @@ async def measure(
         for interval in INTERVALS:
             load = Load(streams, interval, steps)
             cost, heard = await relay(gateway, load)
-            for line in report(cost, heard, at_worker, load):
+            beside = await beside_null(null, load, cost) if interval == 1 else {}
+            for line in report(cost, heard, at_worker, load, **beside):
                 yield line
             cost, heard = await relay_http(gateway, load)
             for line in costs("relay_http", cost, heard, load):
@@ -243,11 +282,41 @@ async def measure(
     yield _line("routed_per_s", requests / cpu, "requests/s", of_a_core=True, at_once=round(requests / wall))
 
 
+async def beside_null(null: Process, load: Load, cost: Cost) -> dict[str, float]:
+    """What the same costs that does nothing but write messages."""
+    bare, _ = await relay_unread(null, load)
+    return {"null_us": round(bare.us_per_token, 2), "times_null": round(cost.us_per_token / bare.us_per_token, 2)}
+
+
+async def measure_full(gateway: Process, steps: int, counts: Sequence[int]) -> AsyncIterator[dict[str, object]]:
+    """One object a figure of a gateway that is asked for more than it can do."""
+    for streams in counts:
+        load = Load(streams, 1, FULL_STEPS * steps)
+        cost, heard = await relay_unread(gateway, load)
+        busy = round(cost.cpu_seconds / cost.seconds, 2)
+        for line in costs("relay_full", cost, heard, load, FULL_STEP_SECONDS, busy=busy):
+            yield line
+
+
 async def bench(steps: int, counts: Sequence[int]) -> None:
     """Measure and print."""
     async with (
+        gateway_before(STEP_SECONDS) as (worker, gateway),
+        running(python_process("null relay", "-m", "bench.null_relay", worker.address)) as null,
+    ):
+        async for line in measure(worker, gateway, null, steps, counts):
+            print(json.dumps(line), flush=True)
+    async with gateway_before(FULL_STEP_SECONDS) as (_, gateway):
+        async for line in measure_full(gateway, steps, counts):
+            print(json.dumps(line), flush=True)
+
+
+@asynccontextmanager
+async def gateway_before(step_seconds: float) -> AsyncGenerator[tuple[Process, Process]]:
+    """A worker without a model, with steps of that length, and a gateway that has heard of it."""
+    async with (
         running(redis_process()) as redis,
-        running(python_process("worker", "-m", "bench.stand_in_worker")) as worker,
+        running(python_process("worker", "-m", "bench.stand_in_worker", str(step_seconds))) as worker,
     ):
         settings = {
             "OCTAVO_LISTEN": f"{LOOPBACK}:0",
@@ -259,8 +328,7 @@ async def bench(steps: int, counts: Sequence[int]) -> None:
         }
         async with running(python_process("gateway", "-m", "gateway", **settings)) as gateway:
             await gateway.or_fail(until_served(gateway))
-            async for line in measure(worker, gateway, steps, counts):
-                print(json.dumps(line), flush=True)
+            yield worker, gateway
 
 
 async def until_served(gateway: Process) -> None:

@@ -1,14 +1,15 @@
 """A worker without a model, and the cache manager that tells of it: what a gateway has behind it in bench.gateway.
 
-    python -m bench.stand_in_worker
+    python -m bench.stand_in_worker [SECONDS]      of a step
 
-Speaks the real Serve. All requests of a stream get one token a step, in one message, at every multiple of STEP_SECONDS
-of the machine's monotonic clock; the token is the step's number, so whoever reads it knows when it was made. A request
-for one token is answered when it comes.
+Speaks the real Serve. All requests of a stream get one token a step, in one message, at every multiple of a step of the
+machine's monotonic clock; the token is the step's number, so whoever reads it knows when it was made. A request for one
+token is answered when it comes.
 """
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from octavo.wire.fleet import fleet_to_wire
 from octavo.wire.serve import report_to_wire
 
 STEP_SECONDS = 0.02
+"""Unless it is told another."""
 FIRST_TOKEN, NUM_TOKENS = 1000, 4096
 """Steps are told by these tokens, one after another and then anew."""
 MODEL = models.DEFAULT
@@ -52,6 +54,10 @@ def seconds_since(token: int, now: float) -> float:
 class StandIn(worker_v1_grpc.WorkerServicer):
     """octavo.v1.Worker."""
 
+    def __init__(self, step_seconds: float) -> None:
+        """Make a token of every request so often."""
+        self._step_seconds = step_seconds
+
     async def Serve(  # noqa: N802  # the schema's name
         self, request_iterator: AsyncIterator[worker_v1.ServeRequest], context: Any
     ) -> AsyncGenerator[worker_v1.ServeReply]:
@@ -60,7 +66,7 @@ class StandIn(worker_v1_grpc.WorkerServicer):
         replies: asyncio.Queue[StepReport] = asyncio.Queue()
         tasks = [
             asyncio.create_task(_listen(request_iterator, left, replies)),
-            asyncio.create_task(_step(left, replies)),
+            asyncio.create_task(_step(left, replies, self._step_seconds)),
         ]
         try:
             while True:
@@ -88,11 +94,11 @@ async def _listen(
         replies.put_nowait(first)
 
 
-async def _step(left: dict[int, int], replies: asyncio.Queue[StepReport]) -> None:
+async def _step(left: dict[int, int], replies: asyncio.Queue[StepReport], seconds: float) -> None:
     step = 0
     while True:
-        step = max(step, int(time.monotonic() / STEP_SECONDS)) + 1  # a timer may be early
-        await asyncio.sleep(step * STEP_SECONDS - time.monotonic())
+        step = max(step, int(time.monotonic() / seconds)) + 1  # a timer may be early
+        await asyncio.sleep(step * seconds - time.monotonic())
         if not left:
             continue
         token = (token_of(step),)
@@ -124,7 +130,7 @@ class OneWorker(NullServicer):
         await asyncio.Event().wait()
 
 
-async def serve(folder: models.ModelFolder) -> None:
+async def serve(folder: models.ModelFolder, step_seconds: float) -> None:
     """Both services on one port, for that model, until killed."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     port = server.add_insecure_port(f"{LOOPBACK}:0")
@@ -147,7 +153,7 @@ async def serve(folder: models.ModelFolder) -> None:
         load=WorkerLoad(),
         incarnation=Incarnation(1),
     )
-    worker_v1_grpc.add_WorkerServicer_to_server(StandIn(), server)
+    worker_v1_grpc.add_WorkerServicer_to_server(StandIn(step_seconds), server)
     manager_v1_grpc.add_CacheManagerServicer_to_server(OneWorker(worker), server)
     await server.start()
     print(json.dumps({"event": "serving", "port": port}), flush=True)
@@ -155,4 +161,5 @@ async def serve(folder: models.ModelFolder) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(models.find(MODEL, Path("~/.cache/octavo/models").expanduser())))
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else STEP_SECONDS
+    uvloop.run(serve(models.find(MODEL, Path("~/.cache/octavo/models").expanduser()), seconds))
