@@ -26,8 +26,8 @@ log = logging.getLogger("octavo.cache_manager.redis_mirror")
 
 PACE_SECONDS = 0.2
 """Least time from batch to batch. The first change after a pause is sent at once; under load the changes gather, since
-a batch costs a round trip and 0.2 ms of CPU however small it is, and 0.05 ms for each busy worker. What a gateway has sent
-somewhere it counts as held there itself, and the others do by its claim, which outlives this many times."""
+a batch costs a round trip and 0.2 ms of CPU however small it is, and 0.05 ms for each busy worker. What a gateway has
+sent somewhere it counts as held there itself, and the others do by its claim, which outlives this many times."""
 
 LAST_WORDS_SECONDS = 1.0
 """What Redis has to hear them in."""
