@@ -13,7 +13,10 @@ import pytest
 
 from deploy.process import Process, StartFailed, running
 from octavo.errors import Draining, StaleEpoch
+from octavo.ids import SequenceId
+from octavo.records.attend import Attach
 from octavo.service import open_channel, probe
+from octavo.tenants import Tenant
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from tests.support import books
@@ -116,6 +119,40 @@ async def test_a_setting_that_will_not_do_is_named(settings: dict[str, object], 
     with pytest.raises(StartFailed, match="exited with 2"):
         await process.serving()
     assert any(line.startswith(problem) for line in process.lines)
+
+
+async def visit(worker: WorkerStandIn, tokens: list[int], tenant: Tenant, retain_seconds: int = 0) -> int:
+    """Compute a prompt on a tenant's account, and end. Returns the tokens that were reused; all of it found room."""
+    sequence = SequenceId(worker.step + 1)
+    attach = Attach(sequence, tuple(tokens), tenant=tenant.tag, retain_seconds=retain_seconds)
+    worker.step += 1
+    wanted = books.exchange(step=worker.step, reserves=[(sequence, len(tokens))])
+    grant = await worker.send(wanted._replace(attaches=(attach,)))
+    assert grant.unmet == ()
+    ((_, reused),) = grant.attached
+    worker.step += 1
+    await worker.send(books.exchange(step=worker.step, commits={sequence: tokens[reused:]}, finished=[sequence]))
+    return reused
+
+
+async def test_what_the_tenants_file_owes_is_kept_in_every_pool(tmp_path: Path) -> None:
+    """S32, S34: 16 blocks of 4. A floor stands while somebody else sweeps; of all that a tenant retains, its quota
+    stays and no more, so that others are let in.
+    """
+    file = tmp_path / "tenants.toml"
+    file.write_text("tenants.acme.cache_floor = '25%'\ntenants.bolt.retention_quota = '25%'", encoding="utf-8")
+    acme, bolt, others = (Tenant(name=name) for name in ("acme", "bolt", "others"))
+    async with serving(tenants_file=file) as process, attended(process) as worker:
+        chat, kept = books.tokens_of(0, 16), books.tokens_of(50, 40)
+        await visit(worker, chat, acme)
+        for start in range(100, 900, 25):
+            await visit(worker, books.tokens_of(start, 25), others)
+        assert await visit(worker, [*chat, 1, 2, 3], acme) == 16
+
+        await visit(worker, kept, bolt, retain_seconds=3600)
+        for start in range(100, 900, 25):
+            await visit(worker, books.tokens_of(start, 25), others)
+        assert await visit(worker, [*kept, 1, 2, 3], bolt) == 16
 
 
 async def test_a_tenants_file_that_owes_too_much_is_said_in_one_line(tmp_path: Path) -> None:
