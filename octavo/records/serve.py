@@ -73,9 +73,8 @@ class FinishReason(Enum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """New tokens of one sample."""
+class Tokens(NamedTuple):
+    """New tokens of one sample. A tuple: every step makes one for each of its samples."""
 
     request: int
     sample: int

@@ -177,10 +177,11 @@ def report_to_wire(report: StepReport) -> worker_v1.ServeReply:
 
 
 def report_from_wire(message: worker_v1.ServeReply) -> StepReport:
-    tokens = unpack("serve.tokens", message.tokens)
+    words = unpack("serve.tokens", message.tokens)
+    values = words.tolist()  # a list's slices become tuples sooner
     runs = tuple(
-        Tokens(tokens[at], tokens[at + 1], tuple(tokens[start:end]))
-        for at, start, end in runs_of("serve.tokens", tokens, head=2)
+        Tokens(values[at], values[at + 1], tuple(values[start:end]))
+        for at, start, end in runs_of("serve.tokens", words, head=2)
     )
     return StepReport(
         tokens=_with_logprobs(runs, message.logprobs) if message.logprobs else runs,
