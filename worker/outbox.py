@@ -1,4 +1,9 @@
-"""What one gateway is to hear: a bounded line of reports between the engine, which never waits, and its stream."""
+"""What one gateway is to hear: a bounded line of reports between the engine, which never waits, and its stream.
+
+A gateway reads a report in each turn of its event loop, however many tokens it has yet to tell its clients, so one that
+leaves many unread does not run, or cannot be reached. Its stream ends, and with it its requests here; it is told why,
+and goes on with them on another stream.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator

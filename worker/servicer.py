@@ -36,6 +36,9 @@ class WorkerServicer(v1_grpc.WorkerServicer):
             async with contextlib.aclosing(outbox.reports()) as reports:
                 async for report in reports:
                     yield report_to_wire(report)
+        except OctavoError as error:
+            log.warning("gateway_cut_off", extra=gateway | {"reason": str(error)})
+            raise
         finally:
             reader.cancel()
             self._engine.close_outbox(outbox)

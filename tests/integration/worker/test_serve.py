@@ -1,6 +1,7 @@
 """The worker's loop and its Serve stream, over real gRPC, with a real manager and a model that is a function."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -202,11 +203,16 @@ async def test_a_bad_request_is_refused_by_itself(
     assert_served(gateway, SHORT)
 
 
-async def test_a_message_that_says_nothing_ends_the_stream_and_names_what_was_wanted(worker: WorkerService):
+async def test_a_message_that_says_nothing_ends_the_stream_and_names_what_was_wanted(
+    worker: WorkerService, caplog: pytest.LogCaptureFixture
+):
+    wanted = "serve: an empty message, wanted submit or cancel"
     gateway = worker.gateway()
-    await gateway.say(v1.ServeRequest())
-    with pytest.raises(InvalidRequest, match="serve: an empty message, wanted submit or cancel"):
-        await gateway.hear()
+    with caplog.at_level(logging.WARNING, "octavo.worker"):
+        await gateway.say(v1.ServeRequest())
+        with pytest.raises(InvalidRequest, match=wanted):
+            await gateway.hear()
+    assert [(record.msg, vars(record)["reason"]) for record in caplog.records] == [("gateway_cut_off", wanted)]
 
 
 async def test_a_gateway_that_does_not_read_loses_its_stream_and_stalls_nobody():
