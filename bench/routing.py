@@ -2,8 +2,9 @@
 
     python -m bench.routing [--quick] [--busy 0.7] [--prefill 8000] [--decode 40] [--plot out.png]
     python -m bench.routing --trace requests.jsonl.gz --block-tokens 512
-    python -m bench.routing --half 2            # or 1: of each trace, as a trace of its own
-    python -m bench.routing --sensitivity       # the rule with each of its shares halved and doubled, nothing else
+    python -m bench.routing --draws 5           # medians, and the range of what is compared
+    python -m bench.routing --half 1 --shares   # the rule with other shares too, on the first half of each trace
+    python -m bench.routing --half 2            # the rule as it is, on the second half
 
 Replays traces through the real gateway core and real books of 8 workers that only take time (bench/fleet_model.py),
 with 25 % and 100 % of the trace's working set in the fleet: the blocks with which plain LRU finds 95 % of what could be
@@ -13,10 +14,17 @@ that all workers reach at once.
 
 Arrivals keep their order and proportions; they are stretched or compressed until a fleet that computes nothing twice
 would compute prompts for `--busy` of the time. Of a long trace the first requests are replayed, up to 150,000 blocks
-of prompts. No clock is read.
+of prompts. No clock is read. A half of a trace is a trace of its own, with its own working set: what is chosen on one
+half is judged on the other.
+
+One run is one draw. The first draw is the trace as it was recorded; in the others ties break otherwise, and every
+request comes at a moment drawn evenly from its own time to the next later one, by the trace's median step at most (the
+clock of `mooncake` ticks every three seconds). Of several draws each figure is the median, and what is compared has its
+`least` and `most`.
 
 `hit_vs_global_TRACE_100` and `p95_vs_best_TRACE_25`, `_100` compare: blocks found with those of the global cache, and
-the 95th percentile of the time to the first token with the least of the other policies (without the bound).
+the 95th percentile of the time to the first token with the least of the other policies in the same draw (without the
+bound).
 """
 
 import argparse
@@ -29,6 +37,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Protocol, cast
 
 from bench.eviction import replay
@@ -48,9 +58,10 @@ FOUND_SHARE = 0.95
 """Of what a cache without end finds, by a working set."""
 BOUND = "global_cache"
 OWN = "octavo"
-SEED = 1
 
 Line = dict[str, object]
+Draw = dict[str, Outcome]
+"""What became of one draw of a trace, by the name of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +73,15 @@ class Setting:
     blocks_per_worker: int
     stretch: float
     rates: Rates
+    draw: int = 1
+    """Its number, and the seed by which ties break."""
 
     def play(self, name: str) -> Outcome:
         """With the policy of that name."""
         fleet = ModelledFleet(
             WORKERS, self.blocks_per_worker, self.rates, self.trace.block_tokens, shared=name == BOUND
         )
-        return fleet.play(self.trace.arrivals, self.stretch, (policies() | variants())[name](), SEED)
+        return fleet.play(self.trace.arrivals, self.stretch, (policies() | variants())[name](), self.draw)
 
 
 def cut(trace: Timed, most_blocks: int) -> Timed:
@@ -117,7 +130,7 @@ def _lru_hits(prompts: Sequence[Prompt], capacity: int) -> int:
 
 
 def setting(trace: Timed, share: int, rates: Rates, busy: float) -> Setting:
-    """The fleet for a share of a trace's working set."""
+    """The fleet for a share of a trace's working set, and the trace's first draw."""
     cache = working_set([arrival.prompt for arrival in trace.arrivals]) * share // 100 // WORKERS
     blocks = cache + _room_to_run(trace, rates, _stretch(trace, cache, rates, busy))
     return Setting(trace, share, blocks, _stretch(trace, blocks, rates, busy), rates)
@@ -143,6 +156,22 @@ def _room_to_run(trace: Timed, rates: Rates, stretch: float) -> int:
     return max(sizes) + round(2 * block_seconds / (trace.arrivals[-1].at * stretch * WORKERS))
 
 
+def drawn(place: Setting, number: int) -> Setting:
+    """The trace as it was recorded (1), or with each arrival moved within a step of the recording's clock."""
+    if number == 1:
+        return place
+    trace, random = place.trace, Random(number)
+    times = sorted({arrival.at for arrival in trace.arrivals})
+    steps = {at: later - at for at, later in itertools.pairwise(times)}
+    longest = median(steps.values())
+    moved = [
+        replace(each, at=each.at + random.random() * min(longest, steps.get(each.at, longest)))
+        for each in trace.arrivals
+    ]
+    moved.sort(key=lambda each: each.at)
+    return replace(place, trace=replace(trace, arrivals=moved), draw=number)
+
+
 class Played(Protocol):
     """Plays by each name, in order: `map`, or that of an executor."""
 
@@ -152,51 +181,66 @@ class Played(Protocol):
 
 
 def report(
-    traces: Sequence[Timed], rates: Rates, busy: float, played: Played, *, sensitivity: bool = False
+    traces: Sequence[Timed], rates: Rates, busy: float, played: Played, *, draws: int = 1, shares: bool = False
 ) -> Iterator[Line]:
-    """One object a figure."""
-    names = [OWN, *variants()] if sensitivity else [*policies()]
+    """One object a figure; with `shares`, the rule with others than its own too."""
+    own = [OWN, *variants()] if shares else [OWN]
+    names = [*own, *(name for name in policies() if name != OWN)]
     for trace in traces:
         for share in SHARES:
             place = setting(trace, share, rates, busy)
-            outcomes = dict(zip(names, played(place.play, names), strict=True))
-            yield from (_line(place, name, outcome) for name, outcome in outcomes.items())
-            if not sensitivity:
-                yield from _compared(place, outcomes)
+            outcomes = [
+                dict(zip(names, played(drawn(place, number + 1).play, names), strict=True)) for number in range(draws)
+            ]
+            yield from (_line(place, name, [draw[name] for draw in outcomes]) for name in names)
+            for name in own:
+                yield from _compared(f"{trace.name}_{share}" + (f"_{name}" if name != OWN else ""), name, outcomes)
 
 
-def _line(place: Setting, policy: str, outcome: Outcome) -> Line:
+def _line(place: Setting, policy: str, outcomes: Sequence[Outcome]) -> Line:
+    """Medians of the draws."""
+    draws = [asdict(outcome) for outcome in outcomes]
+    figures = {name: round(median(draw[name] for draw in draws), 3) for name in draws[0]}
     return {
         "name": f"ttft_p95_{place.trace.name}_{place.share}_{policy}",
-        "value": round(outcome.ttft_p95, 3),
+        "value": figures["ttft_p95"],
         "unit": "s",
         "trace": place.trace.name,
         "share": place.share,
         "policy": policy,
-        **{name: round(value, 3) for name, value in asdict(outcome).items()},
+        **figures,
         "requests": len(place.trace.arrivals),
         "blocks_per_worker": place.blocks_per_worker,
         "stretch": round(place.stretch, 4),
     }
 
 
-def _compared(place: Setting, outcomes: dict[str, Outcome]) -> Iterator[Line]:
-    own, bound = outcomes[OWN], outcomes[BOUND]
-    suffix = f"{place.trace.name}_{place.share}"
-    yield {
-        "name": f"hit_vs_global_{suffix}",
-        "value": round(own.hit_percent / bound.hit_percent, 3) if bound.hit_percent else None,
-        "unit": "ratio",
-    }
-    rivals = {name: outcome.ttft_p95 for name, outcome in outcomes.items() if name not in (OWN, BOUND)}
-    best = min(rivals, key=rivals.__getitem__)
+def _compared(suffix: str, policy: str, outcomes: Sequence[Draw]) -> Iterator[Line]:
+    """With the bound and the best of the others, draw by draw."""
+    hits = [draw[policy].hit_percent / draw[BOUND].hit_percent for draw in outcomes if draw[BOUND].hit_percent]
+    yield {"name": f"hit_vs_global_{suffix}", **_in_short(hits), "unit": "ratio"}
+    rivals = [_rivals(draw) for draw in outcomes]
+    waits = [draw[policy].ttft_p95 / min(others.values()) for draw, others in zip(outcomes, rivals, strict=True)]
     yield {
         "name": f"p95_vs_best_{suffix}",
-        "value": round(own.ttft_p95 / rivals[best], 3),
+        **_in_short(waits),
         "unit": "ratio",
-        "best": best,
-        "of_global": round(own.ttft_p95 / bound.ttft_p95, 3),
+        "best": sorted({min(others, key=others.__getitem__) for others in rivals}),
+        "of_global": round(median(draw[policy].ttft_p95 / draw[BOUND].ttft_p95 for draw in outcomes), 3),
     }
+
+
+def _rivals(draw: Draw) -> dict[str, float]:
+    """The 95th percentile of each policy that is used elsewhere."""
+    return {name: draw[name].ttft_p95 for name in policies() if name not in (OWN, BOUND)}
+
+
+def _in_short(ratios: Sequence[float]) -> Line:
+    """The median of the draws and, of several, the range."""
+    if not ratios:
+        return {"value": None}
+    ends = {"least": round(min(ratios), 3), "most": round(max(ratios), 3)} if len(ratios) > 1 else {}
+    return {"value": round(median(ratios), 3), **ends}
 
 
 def plot(lines: Sequence[Line], path: Path) -> None:
@@ -240,6 +284,13 @@ def plot(lines: Sequence[Line], path: Path) -> None:
     figure.savefig(path)
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -252,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--decode", type=float, default=Rates().decode, help="tokens a second and request")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="policies played at once")
     parser.add_argument("--half", type=int, choices=(1, 2), help="of each trace")
-    parser.add_argument("--sensitivity", action="store_true", help="the rule alone, with other shares")
+    parser.add_argument("--shares", action="store_true", help="the rule with other shares too")
+    parser.add_argument("--draws", type=_positive, default=1, help="of each trace")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw hits against waits (PNG)")
     given = parser.parse_args(arguments)
     most = QUICK_BLOCKS if given.quick else MAX_BLOCKS
@@ -266,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rates = Rates(prefill=given.prefill, decode=given.decode)
     with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as processes:
         played: Played = map if given.processes == 1 else processes.map
-        for line in report(traces, rates, given.busy, played, sensitivity=given.sensitivity):
+        for line in report(traces, rates, given.busy, played, draws=given.draws, shares=given.shares):
             print(json.dumps(line), flush=True)
             lines.append(line)
     if given.plot is not None:
