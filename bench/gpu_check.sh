@@ -6,16 +6,17 @@
 #
 #   bench/gpu_check.sh [FOLDER]     results as JSON lines in FOLDER (default: gpu-check), and a short table
 #
-# PYTHON names the interpreter; it needs torch for this GPU, triton, pytest, hypothesis and, for the graphs, what
-# `.[local]` installs. Parts that fail or take too long are said so in the table, the others still run; the exit status
-# is 1 then.
+# PYTHON names the interpreter; it needs torch for this GPU, triton, pytest with pytest-xdist, hypothesis and, for the
+# graphs, what `.[local]` installs. Parts that fail or take too long are said so in the table, the others still run; the
+# exit status is 1 then.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 results=${1:-gpu-check}
 python=${PYTHON:-python3}
-shards=${SHARDS:-8} # compiling a kernel takes longer than checking it, so the suite runs in pieces, side by side
+processes=${PROCESSES:-8} # compiling a kernel takes longer than checking it, so the suite runs in several, side by side
+export python processes
 
 "$python" - <<'EOF' || exit 2
 import sys, torch
@@ -42,17 +43,8 @@ part() {
   printf '{"part": "%s", "status": %d, "seconds": %d}\n' "$name" "$status" $((SECONDS - began)) >>"$results/parts.jsonl"
 }
 
-contract() {
-  "$python" -m pytest -q -p no:cacheprovider --hypothesis-profile=gpu --shard="$1/$shards" -k triton \
-    tests/contract/test_attention.py tests/unit/worker/test_block_ops_triton.py 1>&2
-}
-export -f contract
-export python shards
-
-for ((shard = 1; shard <= shards; shard++)); do
-  part "contract_$shard" 200 bash -c "contract $shard" &
-done
-wait
+part contract 200 bash -c '"$python" -m pytest -q -p no:cacheprovider --hypothesis-profile=gpu -n "$processes" \
+  -k triton tests/contract/test_attention.py tests/unit/worker/test_block_ops_triton.py 1>&2'
 part graphs 90 bash -c '"$python" -m pytest -q -p no:cacheprovider tests/unit/worker/test_graphs.py 1>&2'
 part kernels 130 "$python" -m bench.kernels --seconds 1
 part graph_decode 90 "$python" -m bench.graph_decode

@@ -28,6 +28,10 @@ def _has_cuda() -> bool:
 if not _has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Where several processes run the tests (pytest -n), they share the cores out, and so does what they start.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
 # A worker's default follows its CPU; texts are compared with transformers' in float32, whatever the CPU.
 os.environ.setdefault("OCTAVO_DTYPE", "float32")
 
@@ -36,12 +40,3 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite", action="store_true", help="write what happens now into the transcripts, to be read in the diff"
     )
-    parser.addoption(
-        "--shard", metavar="I/N", help="every N-th of the tests, from the I-th on: N processes run them all"
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if (shard := config.getoption("--shard")) is not None:
-        first, count = map(int, shard.split("/"))
-        items[:] = items[first - 1 :: count]

@@ -52,7 +52,7 @@ def test_the_report_shows_every_figure_and_what_failed(tmp_path: Path, capsys: p
     )
     (tmp_path / "parts.jsonl").write_text(
         '{"part": "kernels", "status": 0, "seconds": 61}\n'
-        '{"part": "contract_1", "status": 1, "seconds": 9}\n'
+        '{"part": "contract", "status": 1, "seconds": 9}\n'
         '{"part": "graph_decode", "status": 124, "seconds": 90}\n'
     )
 
@@ -61,7 +61,7 @@ def test_the_report_shows_every_figure_and_what_failed(tmp_path: Path, capsys: p
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "decode_us_bf16_b64 12.5 us 87%" in shown
     assert shown[-3:] == [
-        "contract_1 FAILED with status 1, see contract_1.log after 9 s",
+        "contract FAILED with status 1, see contract.log after 9 s",
         "graph_decode TOOK TOO LONG after 90 s",
         "kernels passed after 61 s",
     ]
