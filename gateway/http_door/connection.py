@@ -21,6 +21,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         ClientLeft: it did.
+        RuntimeError: something cancelled `work` from within, which is a bug and no client's leaving.
     """
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request))
@@ -28,6 +29,8 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientLeft
+        if task.cancelled():
+            raise RuntimeError("what the request waited for was cancelled, and not by us")
         return task.result()
     finally:
         task.cancel()

@@ -2,21 +2,26 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import grpc
+import httpx2
 import pytest
 
 from gateway.bounds import Bounds
 from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.interval import Interval
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
+from gateway.prefix_lookup import Hits, MemoryLookup
 from gateway.worker_client import Workers
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
+from octavo.records.fleet import WorkerInfo
+from octavo.records.scope import Scope
 from octavo.records.serve import FinishReason, SampleFinished, StepReport, Submission, Tokens
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as v1
@@ -399,6 +404,43 @@ async def test_a_worker_that_registers_anew_goes_on_and_only_a_new_process_gets_
             assert (await new).samples[0].token_ids == (7,)
             fleet.manager.tell(worker.info)
             await worker.until(lambda worker: worker.streams == 1)
+
+
+# ---- nobody leaves ------------------------------------------------------------------------------------------
+
+
+class CancelledIndex(MemoryLookup):
+    """Waits for something that is cancelled under it."""
+
+    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+        raise asyncio.CancelledError
+
+
+async def test_what_is_cancelled_under_a_request_is_told_as_a_bug_at_each_door(
+    fleet: FakeFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client has cancelled nothing, and sees no CANCELLED, no connection cut off, and no silence."""
+    async with (
+        gateway(fleet, tmp_path, lookup=CancelledIndex()) as front,
+        httpx2.AsyncClient(base_url=front.http, timeout=PATIENCE_SECONDS) as http,
+    ):
+        request = v1.GenerateRequest(tokens=v1.TokenIds(ids=[5, 6, 7]))
+        codes: list[grpc.StatusCode] = []
+        for call in (
+            front.stub.Generate(request, timeout=PATIENCE_SECONDS),
+            front.stub.GenerateBatch(v1.GenerateBatchRequest(requests=[request] * 2), timeout=PATIENCE_SECONDS),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await call.read()
+            codes.append(failed.value.code())
+        answers = [await http.post("/v1/completions", json={"prompt": [5], "stream": how}) for how in (False, True)]
+
+        assert codes == [grpc.StatusCode.INTERNAL] * 2
+        assert [answer.status_code for answer in answers] == [500] * 2
+        assert {answer.json()["error"]["code"] for answer in answers} == {"internal_error"}
+        said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+        assert said == ["call_failed"] * 4
+        assert front.at_rest()
 
 
 # ---- the cache manager leaves --------------------------------------------------------------------------------
