@@ -11,6 +11,7 @@ from octavo.errors import Draining, InvalidRequest, OctavoError, Superseded
 from octavo.ids import Incarnation, WorkerId
 from octavo.records.attend import Exchange, Registration
 from octavo.records.serve import Submission
+from tests.support import books
 from tests.support.fakes import FunctionRunner, LedgerClient
 from tests.support.scheduling import submission
 from tests.support.turnstile import LONG, POOL, SHORT, Turnstile, assert_served, computed_once
@@ -23,7 +24,7 @@ from tests.support.worker_service import (
     worker_service,
 )
 from worker import attendance
-from worker.attendance import Attendance
+from worker.attendance import Attendance, ManagerLost
 from worker.core.scheduler import Scheduler
 
 REGISTRATION = Registration(worker_id=WorkerId("w"), incarnation=Incarnation(7), address="127.0.0.1:1", pool=POOL)
@@ -250,6 +251,31 @@ async def test_a_worker_that_its_own_manager_refuses_stays_where_it_is(
     assert "inventory_refused" not in caplog.messages
 
 
+async def test_it_goes_back_to_one_that_is_there_twice_in_a_row_and_not_while_it_drains(looks_often: None):
+    managers = [Moody(), Moody()]
+    await Attendance(managers, draw=lambda: 0.0).join(REGISTRATION, idle_holder(), lambda: None)
+    own, next_one = sorted(managers, key=lambda manager: not manager.registrations)
+    own.away = True
+    worker = Attendance(managers, draw=lambda: 0.0)
+    await worker.join(REGISTRATION, idle_holder(), lambda: None)
+    assert (len(own.registrations), len(next_one.registrations)) == (1, 1)
+
+    looks = iter([True, False, True, True])
+    seen: list[bool] = []
+
+    async def is_there() -> bool:
+        seen.append(next(looks))
+        return seen[-1]
+
+    own.is_there = is_there  # pyright: ignore[reportAttributeAccessIssue]
+    await until(lambda: len(seen) == 4)
+    exchange = books.exchange(step=1)._replace(epoch=worker.epoch)
+    await worker.exchange(exchange._replace(draining=True))
+    with pytest.raises(ManagerLost, match="its own manager is there again"):
+        await worker.exchange(exchange._replace(step=2))
+    await worker.close()
+
+
 async def test_an_idle_worker_notices_at_once_that_its_manager_is_gone(runner: FunctionRunner):
     """Its next heartbeat would be due in twenty seconds."""
     async with manager_process() as manager, worker_service(POOL, runner, attend(manager)) as worker:
@@ -260,9 +286,14 @@ async def test_an_idle_worker_notices_at_once_that_its_manager_is_gone(runner: F
         await until(lambda: worker.ready == [True, False, True])
 
 
+def idle_holder() -> Scheduler:
+    """A pool with nothing in it."""
+    return Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
+
+
 async def test_workers_spread_over_the_managers():
     managers = [LedgerClient() for _ in range(2)]
-    holder = Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
+    holder = idle_holder()
     for number in range(8):
         registration = replace(REGISTRATION, worker_id=WorkerId(f"worker-{number}"))
         await Attendance(managers, draw=lambda: 0.0).join(registration, holder, lambda: None)
@@ -279,7 +310,7 @@ async def test_after_each_round_through_the_managers_it_waits_100_to_500_ms(monk
         managers[0].away = len(pauses) < 3
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    holder = Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
+    holder = idle_holder()
     await Attendance(managers, draw=lambda: next(draws)).join(REGISTRATION, holder, lambda: None)
 
     assert pauses == [0.1, pytest.approx(0.15), pytest.approx(0.25)]
