@@ -5,16 +5,16 @@ import asyncio
 import pytest
 
 from gateway.core.interval import Interval
-from gateway.waker import Waker
+from gateway.waker import WAKES, Waker
 from gateway.worker_client import WorkerCall
 from octavo.errors import WorkerLost
 from octavo.records.serve import FinishReason, Prefilled, SampleFinished, Submission, Tokens
 
 
-def a_call(interval: int = 1, samples: int = 1) -> WorkerCall:
+def a_call(interval: int = 1, samples: int = 1, waker: Waker | None = None) -> WorkerCall:
     """Of request 1, whose stream is not needed here."""
     stream: object = None
-    call = WorkerCall(stream, Interval(interval), Waker())  # type: ignore[arg-type]
+    call = WorkerCall(stream, Interval(interval), waker or Waker())  # type: ignore[arg-type]
     call.expect(1, Submission(request=0, prompt=(5,), max_tokens=9, samples=samples))
     return call
 
@@ -73,3 +73,27 @@ async def test_a_lost_worker_is_told_behind_what_it_said() -> None:
     assert await call.hear() == [drew(6)]
     with pytest.raises(WorkerLost):
         await call.hear()
+
+
+async def test_where_steps_come_sooner_than_they_can_be_told_whoever_waits_hears_several_together() -> None:
+    waker, steps = Waker(), 50
+    calls = [a_call(waker=waker) for _ in range(10 * WAKES)]
+    heard: dict[WorkerCall, list[tuple[int, ...]]] = {call: [] for call in calls}
+
+    async def read(call: WorkerCall) -> None:
+        while True:
+            heard[call].append(tuple(token for said in await call.hear() for token in said.tokens))
+
+    reading = [asyncio.create_task(read(call)) for call in calls]
+    await a_few_turns()
+    for step in range(steps):  # one is read in a turn
+        for call in calls:
+            call.put(drew(step))
+        await asyncio.sleep(0)
+    assert sum(map(len, heard.values())) <= WAKES * steps
+    for _ in range(2 * len(calls) // WAKES):
+        await asyncio.sleep(0)
+    for told in heard.values():
+        assert [token for message in told for token in message] == list(range(steps))
+    for task in reading:
+        task.cancel()
