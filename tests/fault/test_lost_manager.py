@@ -7,11 +7,15 @@ history back through the block table before it draws, so a block that is lost, g
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from deploy.process import Process
+from gateway.client import AsyncClient
+from gateway.core.request import Generation, TokenPrompt
 from octavo.errors import UnknownWorker
 from octavo.hashing import block_hashes
 from octavo.ids import WorkerId
@@ -24,13 +28,17 @@ from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from octavo.wire.insight import audit_from_wire
+from tests.support import words
 from tests.support.books import pool_spec
 from tests.support.fakes import FunctionRunner, solo_text
+from tests.support.gateway_process import gateway_process, until_ready
+from tests.support.gateway_service import words_pool
 from tests.support.manager_service import manager_process, until
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.scheduling import submission
 from tests.support.turnstile import Turnstile
 from tests.support.worker_service import GatewayStandIn, worker_service
+from tests.support.worker_service import until as until_so
 from worker import attendance
 from worker.cache_client import AttendClient
 
@@ -146,16 +154,21 @@ async def fleet(*, managers: int, workers: int) -> AsyncGenerator[Fleet]:
     ]
     async with AsyncExitStack() as stack:
         redis = await stack.enter_async_context(redis_server())
-        processes = [manager_process(redis_url=redis.url, grace_seconds=0.5) for _ in range(managers)]
-        for process in processes:
-            stack.push_async_callback(process.kill)
-            await process.start()
-        for process in processes:
-            await process.serving()
+        processes = await start_managers(stack, redis, managers)
         staff = [Worker(f"worker-{number}", POOL, streams[number::workers]) for number in range(workers)]
         for worker in staff:
             await stack.enter_async_context(worker.at_work(processes))
         yield Fleet(processes, staff, redis)
+
+
+async def start_managers(stack: AsyncExitStack, redis: RedisServer, count: int) -> list[Process]:
+    processes = [manager_process(redis_url=redis.url, grace_seconds=0.5) for _ in range(count)]
+    for process in processes:
+        stack.push_async_callback(process.kill)
+        await process.start()
+    for process in processes:
+        await process.serving()
+    return processes
 
 
 async def restart(process: Process) -> None:
@@ -225,6 +238,50 @@ async def test_a_manager_that_is_there_again_gets_its_workers_back(monkeypatch: 
 
         await until(all_are_back)
         await running.ends_right()
+
+
+async def test_a_gateway_takes_nothing_from_a_worker_that_goes_from_manager_to_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has streams there while one manager is killed, comes back, and is gone back to."""
+    monkeypatch.setattr(attendance, "_LOOK_HOME_SECONDS", 0.1)
+    model = words.save_model(tmp_path / "words")
+    pool = words_pool(tokenizer_digest=sha256((model / "tokenizer.json").read_bytes()).digest())
+    prompts = [tuple(range(5 + number, 45 + number)) for number in range(8)]
+    async with AsyncExitStack() as stack:
+        redis = await stack.enter_async_context(redis_server())
+        managers = await start_managers(stack, redis, 2)
+        turnstiles: list[Turnstile] = []
+        for number in range(2):
+            runner = FunctionRunner(pool)
+            turnstiles.append(Turnstile(runner))
+            clients = [AttendClient(manager.address, deadline_seconds=30) for manager in managers]
+            worker = worker_service(pool, runner, *clients, worker_id=WorkerId(f"worker-{number}"))
+            await stack.enter_async_context(worker)
+        addresses = ",".join(manager.address for manager in managers)
+        front = await stack.enter_async_context(gateway_process(addresses, redis.url, model))
+        await until_ready(front)
+        client = await stack.enter_async_context(AsyncClient(front.address))
+        asked = [Generation(prompt=TokenPrompt(prompt), max_tokens=OUTPUT, ignore_eos=True) for prompt in prompts]
+        asking = [asyncio.create_task(client.complete(request)) for request in asked]
+        for turnstile in turnstiles:
+            turnstile.let_through(20)
+            await turnstile.until_waiting(21)
+
+        one, other = managers
+        [known] = registered_at(one)
+        await one.kill()
+        await until_so(lambda: len(registered_at(other)) == 2)
+        await restart(one)
+        await until_so(lambda: registered_at(one) == [known, known] and bool(other.events("worker_gone")))
+        for turnstile in turnstiles:
+            turnstile.let_through(100 * OUTPUT)
+        answers = await asyncio.gather(*asking)
+
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert list(answer.samples[0].token_ids) == solo_text(prompt, OUTPUT, vocab_size=pool.vocab_size)
+    assert [answer.usage.carried_over for answer in answers] == [0] * len(prompts)
+    assert {answer.usage.worker_id for answer in answers} == {"worker-0", "worker-1"}
 
 
 def registered_at(manager: Process) -> list[str]:

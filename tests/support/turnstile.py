@@ -14,6 +14,8 @@ from worker.core.step import StepPlan
 POOL = books.pool_spec(num_blocks=64, vocab_size=1000)
 LONG = submission(1, range(5), 200)
 SHORT = submission(2, range(40, 47), 3)
+PATIENCE_SECONDS = 60
+"""How long a step may wait to be let through: tests hold it while they start processes anew."""
 
 
 def solo(wanted: Submission, sample: int = 0) -> list[int]:
@@ -39,7 +41,7 @@ class Turnstile:
 
     def _wait(self, _: StepPlan) -> None:
         self.waiting += 1
-        assert self._open.acquire(timeout=20)
+        assert self._open.acquire(timeout=PATIENCE_SECONDS)
 
     def let_through(self, steps: int = 1) -> None:
         self._open.release(steps)
