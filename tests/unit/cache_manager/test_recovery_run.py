@@ -28,7 +28,7 @@ from tests.support.books import exchange, pool_spec
 from tests.support.mirror import Mirror
 
 OPERATIONS = 100_000
-SHORT_LIVES, SHORT_LIFE = 24, 20
+SHORT_LIVES, SHORT_LIFE = 32, 14
 """How many lives are lived again and again, once for each moment of theirs, and how many operations each is long."""
 SPEC = pool_spec(num_blocks=16, block_size=2, vocab_size=10)
 MOST_SEQUENCES = 7
@@ -296,7 +296,7 @@ def test_there_is_no_moment_at_which_a_manager_may_not_be_lost():
     struck: set[str] = set()
     for seed in range(SHORT_LIVES):
         for moment in count(1):
-            life = Life(seed, fate := Once(moment), resets=0.1)
+            life = Life(seed, fate := Once(moment), resets=0.15)
             for _ in range(SHORT_LIFE):
                 life.operate()
                 if fate.struck:
