@@ -1,11 +1,16 @@
-"""`octavo chat`: one question, or a conversation whose earlier turns the workers remember."""
+"""`octavo chat`: one question, or a conversation whose earlier turns the workers remember.
 
-from collections.abc import Sequence
-from contextlib import closing
+Answers are read by asyncio, whose runner makes Ctrl-C the cancellation of what runs: a KeyboardInterrupt amid
+gRPC's blocking calls would leave its locks as they were at that moment, and the command could hang or fail.
+"""
+
+from asyncio import Runner
+from collections.abc import Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
-from gateway.client import Client
+from gateway.client import AsyncClient
 from gateway.core.events import Delta, Finished, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation
 from octavo.commands.connection import transport
@@ -41,14 +46,28 @@ def chat(address: str, prompt: str | None, system: str | None, manner: Manner) -
         OctavoError: the gateway refused the request.
     """
     said = [ChatMessage("system", system)] if system else []
-    with speaking_to(address), Client(address, api_key=api_key(), transport=transport()) as client:
+    with speaking_to(address), Runner() as runner, _client(runner, address) as client:
         if prompt is None:
-            _converse(client, said, manner)
+            _converse(runner, client, said, manner)
         else:
-            _answer(client, [*said, ChatMessage("user", prompt)], manner, heard=[])
+            runner.run(_answer(client, [*said, ChatMessage("user", prompt)], manner, heard=[]))
 
 
-def _converse(client: Client, said: list[ChatMessage], manner: Manner) -> None:
+@contextmanager
+def _client(runner: Runner, address: str) -> Generator[AsyncClient]:
+    """A client that lives on the runner's event loop, and is closed in the end."""
+
+    async def opened() -> AsyncClient:
+        return AsyncClient(address, api_key=api_key(), transport=transport())
+
+    client = runner.run(opened())
+    try:
+        yield client
+    finally:
+        runner.run(client.close())
+
+
+def _converse(runner: Runner, client: AsyncClient, said: list[ChatMessage], manner: Manner) -> None:
     """Ask, answer, remember. Ctrl-C stops an answer; Ctrl-D, or Ctrl-C at a question, ends the conversation."""
     import_module("readline")  # line editing and history for input()
 
@@ -57,7 +76,7 @@ def _converse(client: Client, said: list[ChatMessage], manner: Manner) -> None:
         said.append(ChatMessage("user", question))
         heard: list[str] = []
         try:
-            _answer(client, said, manner, heard)
+            runner.run(_answer(client, said, manner, heard))
         except KeyboardInterrupt:
             print(" …")
         said.append(ChatMessage("assistant", "".join(heard)))
@@ -75,7 +94,7 @@ def _question() -> str | None:
         return None
 
 
-def _answer(client: Client, said: Sequence[ChatMessage], manner: Manner, heard: list[str]) -> None:
+async def _answer(client: AsyncClient, said: Sequence[ChatMessage], manner: Manner, heard: list[str]) -> None:
     """Print the next turn as it comes, and add its pieces to `heard`."""
     request = Generation(
         prompt=ChatPrompt(tuple(said)),
@@ -91,8 +110,8 @@ def _answer(client: Client, said: Sequence[ChatMessage], manner: Manner, heard: 
         retain_seconds=manner.retain_seconds,
     )
     reason = FinishReason.STOP
-    with closing(client.generate(request)) as events:
-        for event in events:
+    async with aclosing(client.generate(request)) as events:
+        async for event in events:
             if isinstance(event, Delta):
                 heard.append(event.text)
                 print(event.text, end="", flush=True)
