@@ -1,6 +1,7 @@
 """The gateway's core over time: a fleet that gains a worker, and a prefix that everybody asks for."""
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
@@ -43,17 +44,37 @@ def test_a_newcomer_to_a_warm_fleet_gets_its_share_at_once_and_costs_no_hits() -
     assert found_percent(with_newcomer) > 0.97 * found_percent(always_there)
 
 
+def arrival(at: float, prompt: Sequence[int]) -> Arrival:
+    return Arrival(at=at, prompt=prompt, prompt_tokens=BLOCK * len(prompt), output_tokens=BLOCK)
+
+
+def test_a_newcomer_gets_its_share_of_conversations_that_others_hold() -> None:
+    """Seven workers hold 112 of 50 blocks; 7.5 turns of 100 more a second come, of which the seven compute 7."""
+    fresh, random = iter(range(1 << 30)), Random(1)
+    conversations = [[next(fresh) for _ in range(50)] for _ in range(112)]
+    begun = [arrival(at / 4, conversation) for at, conversation in enumerate(conversations)]
+    joins_at = begun[-1].at + 20
+    turns = [
+        arrival(joins_at + at / 7.5, [*random.choice(conversations), *(next(fresh) for _ in range(100))])
+        for at in range(100)
+    ]
+    fleet = ModelledFleet(WORKERS, POOL_BLOCKS, RATES, BLOCK, last_joins_at=joins_at)
+    fleet.play([*begun, *turns], 1.0, octavo, seed=1)
+
+    jobs = fleet.jobs[len(begun) :]
+    assert all(0.8 < share_of_last(part) < 1.5 for part in (jobs[:50], jobs[50:]))
+
+
 def ask_for_a_hot_prefix(requests: int, per_second: float, *, warm: bool) -> list[Job]:
     """Requests behind one prefix, each with an end of its own. In a warm fleet all pools are full of other prompts."""
     fresh = iter(range(PREFIX, 1 << 30))
 
-    def arrival(at: float, prefix: int, own: int) -> Arrival:
-        prompt = [*range(prefix), *(next(fresh) for _ in range(own))]
-        return Arrival(at=at, prompt=prompt, prompt_tokens=BLOCK * len(prompt), output_tokens=BLOCK)
+    def behind(prefix: int, own: int) -> list[int]:
+        return [*range(prefix), *(next(fresh) for _ in range(own))]
 
-    before = [arrival(float(at), 0, 100) for at in range(WORKERS * POOL_BLOCKS // 100)] if warm else []
+    before = [arrival(float(at), behind(0, 100)) for at in range(WORKERS * POOL_BLOCKS // 100)] if warm else []
     begins = len(before) + 10.0
-    asked = [arrival(begins + at / per_second, PREFIX, TAIL) for at in range(requests)]
+    asked = [arrival(begins + at / per_second, behind(PREFIX, TAIL)) for at in range(requests)]
     fleet = ModelledFleet(WORKERS, POOL_BLOCKS, RATES, BLOCK)
     fleet.play([*before, *asked], 1.0, octavo, seed=1)
     return fleet.jobs[len(before) :]

@@ -22,7 +22,7 @@ def test_every_policy_is_played_and_compared_in_one_run(capsys: pytest.CaptureFi
 
 
 def test_other_shares_are_played_and_compared_beside_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--quick", "--processes", "1", "--only", "agent_text", "--half", "2", "--shares", "--draws", "3"])
+    main(["--quick", "--processes", "1", "--only", "agent_text", "--half", "2", "--shares", "--draws", "2"])
     lines = {line["name"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert sorted(variants()) == ["positions_x0.5", "positions_x2", "remembered_x0.5", "remembered_x2"]
     for share in SHARES:
