@@ -13,6 +13,7 @@ from gateway.client import Client, Completion, Model
 from gateway.core.events import Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Limits, TextPrompt
 from octavo.errors import InvalidRequest, QueueFull, UnknownModel
+from octavo.records.serve import FinishReason, Prefilled, SampleFinished, StepReport, Tokens
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -62,11 +63,24 @@ async def test_replies_of_each_request_come_in_the_order_of_a_call_of_its_own(fr
 
 
 async def test_no_request_waits_for_another_of_its_batch(fleet: FakeFleet, front: Gateway) -> None:
-    """One is held back by its length, the other ends meanwhile."""
+    """The worker says nothing of the first before the second has ended."""
+    [worker] = fleet.workers
+    worker.gate.clear()
     ended: list[int] = []
-    async for at, event in front.client.generate_batch([asking(TEXT, max_tokens=200), asking("ab", max_tokens=1)]):
-        if isinstance(event, Usage):
-            ended.append(at)
+
+    async def hear() -> None:
+        batch = [asking(TEXT, max_tokens=200), asking("ab", max_tokens=1)]
+        async for at, event in front.client.generate_batch(batch):
+            if isinstance(event, Usage):
+                ended.append(at)
+                worker.gate.set()
+
+    hearing = asyncio.create_task(hear())
+    await worker.until(lambda worker: len(worker.running) == 2)
+    [second] = [each.request for each in worker.submissions if each.max_tokens == 1]
+    end = SampleFinished(second, 0, FinishReason.LENGTH)
+    worker.say(StepReport(tokens=(Tokens(second, 0, (5,)),), prefilled=(Prefilled(second, 0),), finished=(end,)))
+    await hearing
     assert ended == [1, 0]
 
 
