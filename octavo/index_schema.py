@@ -10,7 +10,7 @@ Beside each SET, under the same worker and epoch, lie the claims on it: blocks t
 that the worker has not published yet. They end by themselves; managers never touch them.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from octavo.ids import BlockHash, Epoch, WorkerId
 
@@ -84,10 +84,11 @@ class IndexAnswer(NamedTuple):
 
 def index_answer(reply: object) -> IndexAnswer | None:
     """The script's reply; None for whatever else a server may have said."""
-    if not isinstance(reply, list):
-        return None
-    held, whole, coming = cast("list[int]", reply)
-    return IndexAnswer(held, bool(whole), coming)
+    match reply:
+        case [int(held), int(whole), int(coming)] if 0 <= held <= coming:
+            return IndexAnswer(held, bool(whole), coming)
+        case _:
+            return None
 
 
 def index_key(worker: WorkerId, epoch: Epoch) -> str:
