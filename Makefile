@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint chaos kernels test-compose test-load bench clean
+.PHONY: help setup demo test lint chaos kernels test-compose test-load compiled bench clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -56,6 +56,9 @@ test-load: setup .venv-load/bin/guidellm  ## put a public load generator before 
 .venv-load/bin/guidellm: | $(BIN)/python
 	$(BIN)/python -m venv .venv-load
 	.venv-load/bin/pip install --quiet --disable-pip-version-check guidellm==0.8.1 torch==2.13.0
+
+compiled: setup  ## build a wheel in which the cache manager's books are compiled, into dist
+	OCTAVO_COMPILED=1 PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 bench: setup  ## measure, one JSON object a line
 	@for name in memory ledger eviction routing control_plane gateway recovery kernels sampling engine serving http_events; do \

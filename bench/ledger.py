@@ -1,6 +1,6 @@
 """What a request costs in the books: the ledger at 100k and 1M blocks, and the chapter's allocator beside it.
 
-    python -m bench.ledger [--quick]
+    python -m bench.ledger [--quick] [--compiled]
 
 A request is a prompt of 1,024 tokens, half of which is found, and 64 tokens decoded, in a pool that is full of what can
 be found. Everything is on: the hash chain, publishing, eviction, judging, what the worker is told. It is done in three
@@ -13,21 +13,28 @@ ways:
   commit and a reserve for all others. The time of one exchange.
 
 Medians of CPU time, which moves with the machine; so each line tells what a request's hashes alone cost, one for each
-block that it publishes. One JSON object a line.
+block that it publishes. One JSON object a line, which says whether the books are compiled (ADR 38). With `--compiled`
+they are compiled, and measured after these in a process of their own.
 """
 
 import argparse
 import itertools
 import json
+import os
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from bench.chapter import ChapterBooks
-from cache_manager.core.ledger import Ledger
+from cache_manager.core.ledger import Ledger, is_compiled
+from deploy.compiled_core import compile_core
 from octavo.hashing import HASH_BYTES, next_hash
 from octavo.ids import Epoch, SequenceId
 from octavo.records.attend import Attach, Commit, Exchange, Reservation
@@ -242,6 +249,7 @@ def _line(name: str, taken: Sequence[float], num_blocks: int, **ratios: float) -
         "mean_us": round(statistics.fmean(taken), 1),
         "p99_us": round(sorted(taken)[int(0.99 * (len(taken) - 1))], 1),
         "hashing_us": round(hashing_us(), 1),
+        "compiled": is_compiled(),
         "num_blocks": num_blocks,
         "requests": len(taken),
         **{ratio: round(value, 2) for ratio, value in ratios.items()},
@@ -252,11 +260,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small pools and few requests: shows that it runs")
-    quick = parser.parse_args(arguments).quick
+    parser.add_argument("--compiled", action="store_true", help="measure compiled books too")
+    options = parser.parse_args(arguments)
+    quick: bool = options.quick
     sizes = {"4k": 4_000, "8k": 8_000} if quick else {"100k": 100_000, "1m": 1_000_000}
     count, chapter_count = (50, 3) if quick else (1_000, 3)
     for line in report(sizes, count, chapter_count):
         print(json.dumps(line), flush=True)
+    if options.compiled:
+        measure_compiled(["--quick"] if quick else [])
+
+
+def measure_compiled(arguments: Sequence[str]) -> None:
+    """Do the same with compiled books. Raises RuntimeError where they cannot be compiled."""
+    root = Path(__file__).parent.parent
+    with tempfile.TemporaryDirectory() as folder:
+        compile_core(root, Path(folder))
+        path = os.pathsep.join((folder, str(root)))
+        command = [sys.executable, "-P", "-m", "bench.ledger", *arguments]
+        subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from importlib import import_module
 
 from cache_manager.allowances import PLAIN_LRU, SEGMENTED, EvictionSettings, require_floors_fit
 from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.ledger import is_compiled
 from cache_manager.manager import Manager
 from cache_manager.metrics import ManagerMetrics
 from cache_manager.restored_audit import audit_restored
@@ -46,6 +47,7 @@ async def serve(config: CacheManagerSettings, eviction: EvictionSettings, transp
     gc.freeze()  # what start-up made stays: to look at it again would stop the service for 20 ms now and then
     endpoint = metrics_endpoint(config.metrics_listen, ManagerMetrics(manager), lambda: service.ready)
     async with endpoint, asyncio.TaskGroup() as tasks:
+        log.info("keeping_books", extra={"compiled": is_compiled()})
         await service.start()
         background = [
             tasks.create_task(keep_leases(manager, now, config.lease_seconds)),

@@ -113,7 +113,8 @@ def tokens_of_bytes(raw: bytes) -> "array[int]":
 
 def next_hash(parent: bytes, block_tokens: bytes) -> BlockHash:
     """Hash of the block that holds `block_tokens` (as `token_bytes` gives them) and follows `parent`."""
-    return sha256(parent + block_tokens).digest()  # pyright: ignore[reportReturnType]  # a call of BlockHash is not free
+    # A call of BlockHash is not free.
+    return sha256(parent + block_tokens).digest()  # type: ignore[return-value]
 
 
 def block_hashes(root: BlockHash, tokens: Sequence[int], block_size: int, seam: Seam = NO_SEAM) -> list[BlockHash]:

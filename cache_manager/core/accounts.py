@@ -4,9 +4,8 @@ Blocks of one tree, which are all chains that begin with the same block, are on 
 the first block. So what one account keeps never leaves a hole in the chain of another.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from octavo.ids import NOBODY, BlockId, TenantTag
 
@@ -53,6 +52,7 @@ class Accounts:
 
     def __init__(self, allowances: Allowances) -> None:
         assert allowances.others.floor_blocks == 0, "a floor is owed to somebody"
+        self._allowances = allowances
         self.others = Account(0, NOBODY, allowances.others)
         self._named = {
             tenant: Account(number, tenant, allowance)
@@ -88,9 +88,9 @@ class Accounts:
 
     def copy(self) -> "Accounts":
         """Others that stand alike, with the same blocks on them."""
-        twin = copy.copy(self)
-        twin.others = replace(self.others)
-        twin._named = {tenant: replace(account) for tenant, account in self._named.items()}
+        twin = Accounts(self._allowances)
+        for account, copied in zip(self, twin, strict=True):
+            copied.blocks = account.blocks
         twin.owners = {block: twin.of_tenant(account.tenant) for block, account in self.owners.items()}
         return twin
 

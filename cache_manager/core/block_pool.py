@@ -10,7 +10,7 @@ A published block without an owner stays findable until its turn comes, so takin
 are the same step, in constant time.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from cache_manager.core.accounts import NO_ALLOWANCES, Account, Accounts, Allowances
 from cache_manager.core.eviction import ONCE, UNPUBLISHED, EvictionOrder
@@ -80,7 +80,7 @@ class BlockPool:
         self._num_held += count
         return blocks
 
-    def claim(self, blocks: Sequence[BlockId]) -> None:
+    def claim(self, blocks: list[BlockId]) -> None:
         """Take these very blocks, in which nothing is published: books that are opened again know who has which."""
         blank, references = self._blank, self._references
         for block in blocks:
@@ -89,7 +89,7 @@ class BlockPool:
             references[block] = 1
         self._num_held += len(blocks)
 
-    def share(self, blocks: Sequence[BlockId]) -> None:
+    def share(self, blocks: list[BlockId]) -> None:
         """Add a reference to each of these held or published blocks."""
         references = self._references
         revived = [block for block in blocks if not references[block]]
@@ -100,7 +100,7 @@ class BlockPool:
             references[block] += 1
         self._num_held += len(revived)
 
-    def release(self, blocks: Iterable[BlockId]) -> None:
+    def release(self, blocks: list[BlockId]) -> None:
         """Take a reference away from each of these blocks of one chain, its tail first."""
         references, state = self._references, self._state
         unpublished: list[BlockId] = []
@@ -117,7 +117,7 @@ class BlockPool:
         self._blank.update(dict.fromkeys(unpublished))
         self._num_held -= len(unpublished) + len(once) + len(proven)
 
-    def publish(self, blocks: Sequence[BlockId], account: Account | None = None) -> None:
+    def publish(self, blocks: list[BlockId], account: Account | None = None) -> None:
         """Note that these blocks can be found, and are on that account: worth keeping when their last owner leaves."""
         references, state = self._references, self._state
         for block in blocks:

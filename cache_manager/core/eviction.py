@@ -17,7 +17,6 @@ for its floor keeps all whose turn comes later; and the blocks of a chain are on
 Each step takes constant time for each block, but for retained ones, which wait in a heap.
 """
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -81,7 +80,7 @@ class EvictionOrder:
                 self._age(block)
         self._retention.next_end = min(self._retention.first_end(account.number) for account in self._accounts)
 
-    def prove(self, blocks: Iterable[BlockId]) -> None:
+    def prove(self, blocks: list[BlockId]) -> None:
         """A later request has found these blocks, the leading ones of a chain."""
         state = self.state
         for block in blocks:
@@ -91,13 +90,13 @@ class EvictionOrder:
         """These blocks, the leading ones of a chain, are held and are to be retained for so long from now on."""
         self._retention.ask(blocks, self._now + seconds)
 
-    def publish(self, blocks: Sequence[BlockId], account: Account) -> None:
+    def publish(self, blocks: list[BlockId], account: Account) -> None:
         """Blocks were published on the account of somebody named; they have an owner, and their state is ONCE."""
         self._accounts.put(blocks, account)
         account.blocks += len(blocks)
         self._keep_no_more(account)
 
-    def add(self, once: Sequence[BlockId], proven: Sequence[BlockId]) -> None:
+    def add(self, once: list[BlockId], proven: list[BlockId]) -> None:
         """Blocks have lost their last owner, those used once and those proven: of one chain, the tail first."""
         if self._retention.ends:
             self._add_some_retained(once, proven)
@@ -107,17 +106,17 @@ class EvictionOrder:
         if proven:
             self._rings.append(self._proven, proven, self._clock)
 
-    def _add_some_retained(self, once: Sequence[BlockId], proven: Sequence[BlockId]) -> None:
+    def _add_some_retained(self, once: list[BlockId], proven: list[BlockId]) -> None:
         """The same, where some blocks are to wait: leading ones of their chains, so they come last."""
         waits = [block for block in (*once, *proven) if self._retention.until(block) > self._now]
         others = {*once, *proven}.difference(waits)
         self._clock += len(others)
-        self._rings.append(self._once, filter(others.__contains__, once), self._clock)
-        self._rings.append(self._proven, filter(others.__contains__, proven), self._clock)
+        self._rings.append(self._once, [block for block in once if block in others], self._clock)
+        self._rings.append(self._proven, [block for block in proven if block in others], self._clock)
         for block in waits:
             self._wait(block)
 
-    def remove(self, blocks: Iterable[BlockId]) -> None:
+    def remove(self, blocks: list[BlockId]) -> None:
         """These blocks have an owner again."""
         if self._retention.ends:
             blocks = [block for block in blocks if not self._retention.leave(block)]
@@ -217,14 +216,14 @@ class EvictionOrder:
             account.blocks -= 1
             return False
         self._put_off[block] = True
-        self._rings.append(self._kept[account.number], (block,), self._clock)
+        self._rings.append(self._kept[account.number], [block], self._clock)
         return True
 
     def _keep_no_more(self, account: Account) -> None:
         """An account that is above its floor again gives up the first of what it has kept back."""
         while account.spare > 0 and self._keeps_any(account):
             (block,) = self._rings.take(self._kept[account.number], 1, self._clock)
-            self._rings.append(self._given_up, (block,), self._clock)
+            self._rings.append(self._given_up, [block], self._clock)
             self._put_off[block] = False
             account.blocks -= 1
 
@@ -245,13 +244,14 @@ class EvictionOrder:
     def _age(self, block: BlockId) -> None:
         """A block that was retained is one like any other from now on."""
         self._clock += 1
-        self._rings.append(self._proven if self.state[block] == PROVEN else self._once, (block,), self._clock)
+        self._rings.append(self._proven if self.state[block] == PROVEN else self._once, [block], self._clock)
 
     def _twin(self) -> "EvictionOrder":
         """Another order of the same blocks, to try out what would happen."""
-        twin = copy.copy(self)
-        twin._rings, twin._accounts, twin._retention = self._rings.copy(), self._accounts.copy(), self._retention.copy()
+        twin = EvictionOrder(self._num_blocks, self._accounts.copy())
+        twin._rings, twin._retention = self._rings.copy(), self._retention.copy()
         twin.state, twin._put_off = self.state[:], self._put_off.copy()
+        twin._clock, twin._now, twin.ratio = self._clock, self._now, self.ratio
         return twin
 
     # ---- the audit -------------------------------------------------------------------------------------------

@@ -370,9 +370,9 @@ class Ledger:
         hit = self._partial_hits.find(table.before(table.full_blocks), raw, table.blocks, table.seam)
         if hit is None:
             return 0
-        self._pool.share((hit.source,))  # a block was used; and what is copied must not be what is allocated
+        self._pool.share([hit.source])  # a block was used; and what is copied must not be what is allocated
         (own,) = self._allocate(1)
-        self._pool.release((hit.source,))
+        self._pool.release([hit.source])
         self._copies.append(BlockCopy(hit.source, own))
         table.blocks.append(own)
         table.tokens.extend(tokens[table.length : table.length + hit.tokens])
@@ -409,7 +409,7 @@ class Ledger:
         index = table.full_blocks
         shared, (private,) = table.blocks[index], self._allocate(1)
         table.blocks[index] = private
-        self._pool.release((shared,))
+        self._pool.release([shared])
         self._copies.append(BlockCopy(shared, private))
         self._tell_from(sequence, index)
         self._stats.copied_blocks += 1
@@ -452,8 +452,8 @@ class Ledger:
         for index, canonical in enumerate(known, start=first):
             own = table.blocks[index]
             if own != canonical:
-                self._pool.share((canonical,))
-                self._pool.release((own,))
+                self._pool.share([canonical])
+                self._pool.release([own])
                 table.blocks[index] = canonical
                 self._tell_from(sequence, index)
                 self._stats.merged_blocks += 1
@@ -487,9 +487,9 @@ class Ledger:
         self._untold.pop(sequence, None)
         self._flights.end(sequence)
 
-    def _release(self, blocks: Sequence[BlockId]) -> None:
+    def _release(self, blocks: list[BlockId]) -> None:
         """Give references back, the tail's first."""
-        self._pool.release(reversed(blocks))
+        self._pool.release(blocks[::-1])
 
     def _allocate(self, count: int) -> list[BlockId]:
         blocks = self._pool.allocate(count)
@@ -563,3 +563,8 @@ class Ledger:
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
+
+
+def is_compiled() -> bool:
+    """Whether these books run as C, compiled from this source by mypyc (ADR 38)."""
+    return hasattr(Ledger, "__mypyc_attrs__")

@@ -3,8 +3,6 @@
 Gathers until the next grant, and is then told as it is. A worker takes in what is published before what is not.
 """
 
-from collections.abc import Sequence
-
 from cache_manager.core.branches import Parent
 from cache_manager.core.prefix_index import PrefixIndex
 from octavo.block_record import NO_BLOCK, record_packer
@@ -27,8 +25,8 @@ class MirrorNews:
         self,
         root: BlockHash,
         parent: Parent,
-        blocks: Sequence[BlockId],
-        tokens: Sequence[bytes],
+        blocks: list[BlockId],
+        tokens: list[bytes],
         tenant: TenantTag,
         retain_seconds: int,
     ) -> None:
@@ -42,7 +40,7 @@ class MirrorNews:
             note(pack(block, before, root, hashed[-width:], tenant, retain_seconds))
             before = block
 
-    def evicted(self, blocks: Sequence[BlockId]) -> None:
+    def evicted(self, blocks: list[BlockId]) -> None:
         """What was published in some of these blocks is gone."""
         self._evicted += blocks
 

@@ -10,7 +10,7 @@ Invariants:
 - No two blocks are published in one place.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from cache_manager.core.branches import Branches, Parent, Place
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam
@@ -44,9 +44,10 @@ class PrefixIndex:
         """Whether the block is published."""
         return self._parents[block] is not None
 
-    def hashes_of(self, blocks: Iterable[BlockId]) -> Iterator[BlockHash]:
+    def hashes_of(self, blocks: list[BlockId]) -> list[BlockHash]:
         """The hashes of published blocks."""
-        return map(self._hashes.__getitem__, blocks)
+        hashes = self._hashes
+        return [hashes[block] for block in blocks]
 
     def hash_of(self, block: BlockId) -> BlockHash:
         """The hash of a published block."""
@@ -55,14 +56,14 @@ class PrefixIndex:
 
     def hashes(self) -> list[BlockHash]:
         """The hashes of all published blocks, parents first."""
-        return list(self.hashes_of(self.branches.parents_first()))
+        return self.hashes_of(list(self.branches.parents_first()))
 
     def place_of(self, block: BlockId) -> Place | None:
         """Where the block is published; None if it is not."""
         parent = self._parents[block]
         return None if parent is None else (parent, self._tokens[block])
 
-    def unpublished(self, blocks: Iterable[BlockId]) -> tuple[BlockId, ...]:
+    def unpublished(self, blocks: list[BlockId]) -> tuple[BlockId, ...]:
         """Those of these blocks in which nothing is published."""
         parents = self._parents
         return tuple([block for block in blocks if parents[block] is None])
@@ -114,7 +115,7 @@ class PrefixIndex:
             else:
                 block = None if only is None else only.find(tokens[start : start + width])
 
-    def offer(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> list[BlockId]:
+    def offer(self, blocks: list[BlockId], parent: Parent, tokens: list[bytes]) -> list[BlockId]:
         """Publish full blocks that follow one another after `parent`, except the first ones that have equals already.
 
         Returns:
@@ -130,7 +131,7 @@ class PrefixIndex:
             parent = block
         return known
 
-    def _publish(self, blocks: Sequence[BlockId], parent: Parent, tokens: Sequence[bytes]) -> None:
+    def _publish(self, blocks: list[BlockId], parent: Parent, tokens: list[bytes]) -> None:
         """Publish blocks that follow one another after `parent`, where nothing holds what the first of them does."""
         parents, held, hashes, next_hash = self._parents, self._tokens, self._hashes, self._next_hash
         after = self.branches.after
@@ -144,7 +145,7 @@ class PrefixIndex:
                 self.branches.add(block, parent)
             parent = block
 
-    def forget(self, blocks: Iterable[BlockId]) -> tuple[BlockHash, ...]:
+    def forget(self, blocks: list[BlockId]) -> list[BlockHash]:
         """Drop what is published in these blocks. Returns the hashes of those in which something was."""
         forgotten: list[BlockHash] = []
         parents, hashes, after = self._parents, self._hashes, self.branches.after
@@ -157,7 +158,7 @@ class PrefixIndex:
                     self.branches.remove(block, parent)
                 parents[block] = None
                 forgotten.append(hashes[block])
-        return tuple(forgotten)
+        return forgotten
 
     def clear(self) -> int:
         """Drop what is published in all blocks. Returns in how many something was."""

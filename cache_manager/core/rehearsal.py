@@ -8,7 +8,7 @@ What is in the small caches decides nothing but the ratio, hence nothing but whi
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from octavo.ids import BlockHash
 
@@ -41,7 +41,7 @@ class Rehearsal:
         self._keeps = 0.5 ** (1 / (_MEMORY * blocks))
         self._best = self._caches[0]
 
-    def use(self, hashes: Iterable[BlockHash]) -> int:
+    def use(self, hashes: list[BlockHash]) -> int:
         """A sequence ends, which has found or published these blocks of its chain, in order. Returns the best ratio."""
         if len(self._caches) > 1:
             below = self._sampled_below

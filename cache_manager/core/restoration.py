@@ -156,12 +156,13 @@ class Restoration:
 
     def _publish(self, chain: Sequence[BlockRecord]) -> None:
         """Publish blocks that follow one another. They keep a reference until all tables have theirs."""
-        blocks, _, (root, *_), tokens, tenants, retained = zip(*chain, strict=True)
+        blocks, _, roots, tokens, tenants, retained = map(list, zip(*chain, strict=True))
+        root = roots[0]
         field = "inventory.published"
         self._require_tokens(field, b"".join(tokens))
         before = self._before(chain[0])
         if isinstance(before, int) and self._roots[before] != root:
-            tokens = (Seam(0, root).joined(0, tokens[0]), *tokens[1:])  # from here on the chain is private
+            tokens[0] = Seam(0, root).joined(0, tokens[0])  # from here on the chain is private
         if known := self._books.index.offer(blocks, before, tokens):
             raise InvalidRequest(f"{field}: block {blocks[0]} holds what block {known[0]} holds")
         self._roots.update(dict.fromkeys(blocks, root))

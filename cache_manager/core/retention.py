@@ -5,7 +5,6 @@ blocks of one account that wait, those whose time is up first leave first, and o
 which are the tails of their chains. So a block always leaves before its parent does.
 """
 
-import copy
 import heapq
 import math
 from collections.abc import Iterable, Iterator
@@ -97,9 +96,10 @@ class Retention:
 
     def copy(self) -> "Retention":
         """Another one of the same blocks."""
-        twin = copy.copy(self)
+        twin = Retention(len(self._lines))
         twin.ends, twin._waits = self.ends.copy(), self._waits.copy()
         twin._lines, twin._counts = [line[:] for line in self._lines], self._counts[:]
+        twin._places, twin.next_end = self._places, self.next_end
         return twin
 
     def _still_waits(self, entry: tuple[float, int, BlockId]) -> bool:

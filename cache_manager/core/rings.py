@@ -4,8 +4,7 @@ A block is in one ring at most, under the time at which it was put there. The li
 cost as much and make the garbage collector stop for 0.1 s at a million blocks.
 """
 
-import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 from octavo.ids import BlockId
@@ -27,7 +26,7 @@ class Rings:
         """The numbers of the rings."""
         yield from map(BlockId, range(self._num_blocks, len(self.next)))
 
-    def append(self, ring: BlockId, blocks: Iterable[BlockId], time: int) -> None:
+    def append(self, ring: BlockId, blocks: list[BlockId], time: int) -> None:
         """Put blocks, which are in no ring, at the back, in this order."""
         following, previous, times = self.next, self._previous, self.times
         place = previous[ring]
@@ -38,7 +37,7 @@ class Rings:
             place = block
         following[place], previous[ring] = ring, place
 
-    def remove(self, blocks: Iterable[BlockId]) -> None:
+    def remove(self, blocks: list[BlockId]) -> None:
         """Take blocks out of their rings."""
         following, previous = self.next, self._previous
         for block in blocks:
@@ -76,6 +75,6 @@ class Rings:
 
     def copy(self) -> "Rings":
         """Others of the same blocks."""
-        twin = copy.copy(self)
+        twin = Rings(self._num_blocks, len(self.next) - self._num_blocks)
         twin.next, twin._previous, twin.times = self.next[:], self._previous[:], self.times[:]
         return twin

@@ -95,5 +95,5 @@ def state_of(thing: Any) -> Any:
         return bytes(thing)
     if callable(thing) or isinstance(thing, (int, float, str, bytes, type(None))):
         return thing
-    names = getattr(thing, "__slots__", None) or vars(thing)
+    names = getattr(thing, "__mypyc_attrs__", None) or getattr(thing, "__slots__", None) or vars(thing)
     return {name: state_of(getattr(thing, name)) for name in names}

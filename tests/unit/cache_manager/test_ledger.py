@@ -538,6 +538,6 @@ class TestAudit:
     def test_the_auditor_finds_a_head_that_would_go_before_its_tail(self):
         ledger = open_ledger(num_blocks=2)
         compute(ledger, A, tokens_of(0, 8))
-        ledger._pool.release(ledger.blocks(A))
+        ledger._pool.release(list(ledger.blocks(A)))
         ledger._tables.clear()
         assert "block 0 would be evicted before block 1" in ledger.audit().violation

@@ -13,7 +13,7 @@ def index_of(*chunks: bytes, next_hash=next_hash) -> PrefixIndex:
     """An index with one chain, in blocks 0, 1, ..."""
     index = PrefixIndex(8, 2, next_hash)
     blocks = [BlockId(block) for block in range(len(chunks))]
-    assert index.offer(blocks, ROOT, chunks) == []
+    assert index.offer(blocks, ROOT, list(chunks)) == []
     return index
 
 
@@ -60,9 +60,9 @@ def test_equal_blocks_give_way_to_those_that_came_first():
 def test_a_forgotten_block_is_not_found():
     index = index_of(A, B)
     second = index.hash_of(BlockId(1))
-    assert index.forget([BlockId(1), BlockId(7)]) == (second,)
+    assert index.forget([BlockId(1), BlockId(7)]) == [second]
     assert index.longest_prefix(ROOT, A + B, 2) == ([0], (0, B))
-    assert index.forget([BlockId(1)]) == ()
+    assert index.forget([BlockId(1)]) == []
 
 
 def test_a_block_knows_what_stands_before_it():
@@ -75,7 +75,7 @@ def test_a_block_is_found_by_its_tokens_even_when_all_hashes_are_the_same():
     assert index.longest_prefix(ROOT, B, 1) == ([], (ROOT, B))
     assert index.offer([BlockId(5)], ROOT, [B]) == []
     assert index.longest_prefix(ROOT, B, 1) == ([5], None)
-    assert index.forget([BlockId(5)]) == (bytes(32),)
+    assert index.forget([BlockId(5)]) == [bytes(32)]
     assert index.longest_prefix(ROOT, A, 1) == ([0], None)
 
 

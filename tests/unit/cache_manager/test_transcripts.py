@@ -16,6 +16,7 @@ in place of its hash), and how many blocks are free, cached and held. The books 
 """
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,7 @@ class Player:
         if verb == "order":
             return [" ".join(map(str, self.ledger.free_list()))]
         if verb == "figures":
-            stats = self.ledger.stats()
-            return [f"{name} {getattr(stats, name)}" for name in stats.__slots__ if getattr(stats, name)]
+            return [f"{name} {count}" for name, count in asdict(self.ledger.stats()).items() if count]
         return self.call(parse(first))
 
     def call(self, part) -> list[str]:
