@@ -100,6 +100,13 @@ def test_every_container_becomes_healthy(stack: Stack) -> None:
     }
 
 
+def test_the_managers_books_are_compiled(stack: Stack) -> None:
+    lines = stack.compose("logs", "--no-color", "--no-log-prefix", "cache-manager").splitlines()
+    started = [json.loads(line) for line in lines if "keeping_books" in line]
+    assert started
+    assert all(line["compiled"] for line in started)
+
+
 def test_the_gateway_knows_both_workers(gateway: InferenceStub) -> None:
     fleet = gateway.GetFleet(pb.GetFleetRequest(), timeout=10)
 

@@ -73,7 +73,8 @@ image() {
   rm -r "$files"
 }
 
-# As in the official image: python and pip in /usr/local/bin, and pip installs without being told that it may.
+# As in the official image: python and pip in /usr/local/bin, headers for C, and pip installs without being told that
+# it may.
 files_of_python() {
   mkdir -p "$files/etc/ssl/certs" "$files/opt/wheels"
   [[ ! -e $CERTIFICATES ]] || cp -L "$CERTIFICATES" "$files$CERTIFICATES"
@@ -106,7 +107,7 @@ FINISH
 }
 
 BIN=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin
-image python:3.11-slim-bookworm ca-certificates,netbase,tzdata,python3,python3-pip,python3-venv \
+image python:3.11-slim-bookworm ca-certificates,netbase,tzdata,python3,python3-pip,python3-venv,libpython3-dev \
   --change "ENV PATH=$BIN LANG=C.UTF-8 PIP_CERT=$CERTIFICATES SSL_CERT_FILE=$CERTIFICATES" \
   --change "ENV REQUESTS_CA_BUNDLE=$CERTIFICATES" --change 'CMD ["python3"]'
 image redis:7-alpine redis-server \
