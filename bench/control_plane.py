@@ -1,6 +1,6 @@
 """What the control plane costs: one exchange's round trip, and the cache manager's CPU at 8 and 32 workers x 64.
 
-    python -m bench.control_plane [--steps 250]
+    python -m bench.control_plane [--steps 250] [--compiled]
 
 The workers say what a worker of ours says (worker/core/tables.py): of each sequence, once a block, the tokens of the
 block that has become full, and that it needs the next one. So with 64 sequences, which fill their blocks at different
@@ -8,25 +8,29 @@ times, nearly every step has an exchange, about four sequences in each; a sequen
 
 Both against a real `python -m cache_manager` with a real Redis, and against a null server: the same stream, the same
 messages, an empty reply. Times move with the machine; the ratio to the null server, which costs what gRPC costs, moves
-less. One JSON object a line.
+less. With `--compiled` the manager's books are compiled first, as in what is shipped (ADR 38). One JSON object a line.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
 import socket
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
+from deploy.compiled_core import compile_core
 from deploy.process import LOOPBACK, Process, log_event, running
 from deploy.redis_binary import redis_command
 from octavo.ids import Epoch, Incarnation, SequenceId, WorkerId
@@ -313,16 +317,25 @@ def _quantile(seconds: Sequence[float], share: float) -> float:
     return sorted(seconds)[int(share * (len(seconds) - 1))]
 
 
-async def bench(steps: int) -> None:
-    """Measure one server after the other, then print."""
+@contextlib.contextmanager
+def python_path(*, compiled: bool) -> Generator[str]:
+    """Where the manager is imported from. Raises RuntimeError where its books cannot be compiled."""
+    root = Path(__file__).parent.parent
+    with tempfile.TemporaryDirectory() as folder:
+        if compiled:
+            compile_core(root, Path(folder))
+        yield os.pathsep.join((folder, str(root)))
+
+
+async def measure_both(steps: int, path: str) -> tuple[Figures, Figures]:
+    """A manager imported from `path`, and the null server after it."""
     async with running(redis_process()) as redis:
-        url = f"redis://{redis.address}/0"
-        async with running(python_process("manager", "-m", "cache_manager", OCTAVO_REDIS_URL=url)) as server:
+        settings = {"OCTAVO_REDIS_URL": f"redis://{redis.address}/0", "PYTHONPATH": path}
+        async with running(python_process("manager", "-P", "-m", "cache_manager", **settings)) as server:
             manager = await measure(server, steps)
     async with running(python_process("null", "-m", "bench.control_plane", "--null-server")) as server:
         null = await measure(server, steps)
-    for line in report(manager, null, steps):
-        print(json.dumps(line))
+    return manager, null
 
 
 def main() -> None:
@@ -330,8 +343,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=250, help="of 20 ms, measured with each fleet (default: 250)")
     parser.add_argument("--null-server", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compiled", action="store_true", help="measure a manager whose books are compiled")
     arguments = parser.parse_args()
-    uvloop.run(serve_null() if arguments.null_server else bench(arguments.steps))
+    if arguments.null_server:
+        uvloop.run(serve_null())
+        return
+    with python_path(compiled=arguments.compiled) as path:
+        manager, null = uvloop.run(measure_both(arguments.steps, path))
+    for line in report(manager, null, arguments.steps):
+        print(json.dumps({**line, "compiled": arguments.compiled}))
 
 
 if __name__ == "__main__":
