@@ -130,7 +130,8 @@ class RedisMirror:
         """Unlink what has ended, and what is to be copied anew. Those of the latter that fail are stale again."""
         keys = [*batch.ended, *batch.stale]
         replies = await self._client.execute([Command(key, ("UNLINK", key)) for key in keys])
-        failed = {key: reply for key, reply in zip(keys, replies, strict=True) if isinstance(reply, Exception)}
+        judged = {key: _first_problem([reply]) for key, reply in zip(keys, replies, strict=True)}
+        failed = {key: problem for key, problem in judged.items() if problem is not None}
         self._changes.drop(key for key in batch.ended if key in failed)
         self._changes.spoil(key for key in batch.stale if key in failed)
         for key in keys:
@@ -218,7 +219,11 @@ class RedisMirror:
 
 
 def _first_problem(replies: Sequence[object]) -> Exception | None:
-    return next((reply for reply in replies if isinstance(reply, Exception)), None)
+    """What keeps replies from being counts, as everything that is said here is answered with one."""
+    problem = next((reply for reply in replies if not isinstance(reply, int)), None)
+    if problem is None or isinstance(problem, Exception):
+        return problem
+    return ResponseError(f"{str(problem)[:60]!r}, wanted a count")
 
 
 def _chunks(members: list[bytes]) -> Iterator[list[bytes]]:

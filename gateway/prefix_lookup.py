@@ -119,6 +119,11 @@ class _Query:
         """The key of the claims."""
         return claims_key(self.worker, self.epoch)
 
+    def judged(self, reply: object) -> object:
+        """The answer that a server gave to this question, or whatever else it said."""
+        answer = index_answer(reply, len(self.members) // MEMBER_BYTES)
+        return reply if answer is None else answer
+
     def command(self, name: str, script: str) -> Command:
         """EVALSHA with the script's digest, or EVAL with its text, which a server remembers from then on."""
         key = self.key
@@ -140,8 +145,8 @@ def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo])
     return queries
 
 
-def _hits(queries: Iterable[_Query], answers: Iterable[IndexAnswer | None], state: IndexState) -> Hits:
-    found = [(query, answer) for query, answer in zip(queries, answers, strict=True) if answer is not None]
+def _hits(queries: Iterable[_Query], replies: Iterable[object], state: IndexState) -> Hits:
+    found = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, IndexAnswer)]
     return Hits(
         {query.worker: answer.held * query.block_size for query, answer in found if answer.held},
         state,
@@ -244,7 +249,7 @@ class RedisLookup:
         else:
             self.breaker.failed(asked, self._clock())
         self._tell(state, replies)
-        return _hits(queries, map(index_answer, replies), state)
+        return _hits(queries, replies, state)
 
     def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
         """See PrefixLookup. While the breaker is open nobody would read it."""
@@ -252,7 +257,7 @@ class RedisLookup:
             self._claims.add(worker, blocks)
 
     async def _ask(self, queries: Sequence[_Query], seconds: float) -> list[object]:
-        """One reply or exception a query, after `seconds` at most: whatever the client does, it is not waited for."""
+        """An IndexAnswer a query, or what came in its place, after `seconds` at most, whatever the client does."""
         replies: list[object] = [_UNANSWERED] * len(queries)
         asking = asyncio.create_task(self._exchange(queries, replies))
         self._asking.add(asking)
@@ -264,7 +269,8 @@ class RedisLookup:
             timer.cancel()
             if len(self._asking) > MAX_LATE:
                 asking.cancel()
-        return list(replies)  # as they are now: an answer that comes later is not seen
+        # As they are now: an answer that comes later is not seen.
+        return [query.judged(reply) for query, reply in zip(queries, replies, strict=True)]
 
     async def _exchange(self, queries: Sequence[_Query], replies: list[object]) -> None:
         await self._client.fill([query.command("EVALSHA", _SCRIPT_SHA) for query in queries], replies)
@@ -331,12 +337,12 @@ class RedisLookup:
 
 def _answered(replies: Sequence[object]) -> bool:
     """Whether any server said anything. An error about a key costs that key, and is an answer all the same."""
-    return any(index_answer(reply) is not None or isinstance(reply, ResponseError) for reply in replies)
+    return any(isinstance(reply, IndexAnswer | ResponseError) for reply in replies)
 
 
 def _state_of(replies: Sequence[object]) -> IndexState:
     """What these answers are worth; see IndexState."""
-    answers = [answer for reply in replies if (answer := index_answer(reply)) is not None]
+    answers = [reply for reply in replies if isinstance(reply, IndexAnswer)]
     if not answers:
         return IndexState.FALLBACK
     whole = len(answers) == len(replies) and all(answer.whole for answer in answers)

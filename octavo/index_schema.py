@@ -82,10 +82,10 @@ class IndexAnswer(NamedTuple):
     """`held`, and what is claimed behind it."""
 
 
-def index_answer(reply: object) -> IndexAnswer | None:
-    """The script's reply; None for whatever else a server may have said."""
+def index_answer(reply: object, asked: int) -> IndexAnswer | None:
+    """The script's reply to a question about `asked` blocks; None for whatever else a server may have said."""
     match reply:
-        case [int(held), int(whole), int(coming)] if 0 <= held <= coming:
+        case [int(held), int(whole), int(coming)] if 0 <= held <= coming <= asked:
             return IndexAnswer(held, bool(whole), coming)
         case _:
             return None

@@ -4,7 +4,14 @@ from collections.abc import AsyncGenerator, Iterable
 
 import pytest
 
-from octavo.index_schema import CLAIM_SCRIPT, LONGEST_PREFIX_SCRIPT, WHOLE_MARK, IndexAnswer, index_answer
+from octavo.index_schema import (
+    CLAIM_SCRIPT,
+    LONGEST_PREFIX_SCRIPT,
+    MEMBER_BYTES,
+    WHOLE_MARK,
+    IndexAnswer,
+    index_answer,
+)
 from tests.support.redis_server import RedisServer, redis_server
 
 pytestmark = pytest.mark.redis
@@ -28,8 +35,9 @@ def joined(numbers: Iterable[int]) -> bytes:
 
 
 async def look_up(redis: RedisServer, key: str, numbers: Iterable[int]) -> IndexAnswer | None:
-    words = (LONGEST_PREFIX_SCRIPT, 2, key, f"{key} claims", joined(numbers), WHOLE_MARK)
-    return index_answer(await redis.client.eval(*words))
+    members = joined(numbers)
+    words = (LONGEST_PREFIX_SCRIPT, 2, key, f"{key} claims", members, WHOLE_MARK)
+    return index_answer(await redis.client.eval(*words), asked=len(members) // MEMBER_BYTES)
 
 
 async def claim(

@@ -1,13 +1,15 @@
 """The copy of the prefix index in a real Redis follows the books, whatever happens to Redis."""
 
+import asyncio
 import logging
 import random
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing, suppress
 from typing import Any
 
 import pytest
 
+from deploy.process import LOOPBACK
 from octavo.hashing import block_hashes
 from octavo.index_schema import WHOLE_MARK, index_member
 from tests.support import books
@@ -233,6 +235,37 @@ async def test_a_manager_may_start_before_redis(redis: RedisServer, caplog: pyte
         await worker.compute(1, prompt(1))
         await redis.start()
         await until_index_is(redis, worker, members(prompt(1)))
+
+
+async def test_what_answers_in_redis_place_is_not_believed_and_ends_nothing(
+    redis: RedisServer, service: ManagerService
+) -> None:
+    """S47: a server that finds everything right, and counts nothing."""
+    unlinked = 0
+
+    async def copied_twice() -> bool:
+        return unlinked > 1
+
+    async def word(reader: asyncio.StreamReader) -> bytes:
+        return (await reader.readexactly(int((await reader.readline())[1:]) + 2)).strip()
+
+    async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal unlinked
+        with closing(writer), suppress(EOFError, OSError):
+            while unlinked < 2 and (head := await reader.readline()):
+                words = [await word(reader) for _ in range(int(head[1:]))]
+                writer.write(b"%1\r\n+proto\r\n:3\r\n" if words[0] == b"HELLO" else b"+OK\r\n")
+                unlinked += words[0] == b"UNLINK"
+
+    async with service.worker() as worker:
+        await worker.compute(1, prompt(1))
+        await until_index_is(redis, worker, members(prompt(1)))
+        await redis.stop()
+        async with await asyncio.start_server(agree, LOOPBACK, redis.port):
+            await worker.compute(2, prompt(2))
+            await until(copied_twice)
+        await redis.start()
+        await until_index_is(redis, worker, members(prompt(1), prompt(2)))
 
 
 async def test_a_restart_between_two_batches_is_noticed(redis: RedisServer, service: ManagerService) -> None:

@@ -45,10 +45,10 @@ def test_two_workers_never_share_a_key(names: list[str]) -> None:
     ],
     ids=repr,
 )
-def test_what_is_not_three_counts_is_no_answer(reply: object) -> None:
+def test_what_is_not_three_counts_of_what_was_asked_is_no_answer(reply: object) -> None:
     """S47: whatever a server says, it costs hits; neither a request fails, nor the gateway that looks by itself."""
-    assert index_answer(reply) is None
+    assert index_answer(reply, asked=8) is None
 
 
 def test_an_answer_says_what_is_held_and_what_is_coming_behind_it() -> None:
-    assert index_answer([3, 0, 5]) == IndexAnswer(held=3, whole=False, coming=5)
+    assert index_answer([3, 0, 5], asked=5) == IndexAnswer(held=3, whole=False, coming=5)
