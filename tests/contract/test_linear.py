@@ -82,6 +82,30 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     assert all(map(torch.equal, alone, together))
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("columns", "width"), [(80, 96), (33, 31), (1, 1), (17, 130)])
+def test_a_product_in_tiles_can_leave_its_sums_unrounded(biased: bool, columns: int, width: int) -> None:
+    """Of two logits that differ by less than bfloat16 tells apart, the higher is drawn."""
+    weight, bias = (
+        random(*shape, dtype=torch.bfloat16, seed=seed) for shape, seed in (((columns, width), 0), ((columns,), 2))
+    )
+    rounded = made("tiled", weight, bias if biased else None)
+    unrounded = linear.unrounded(rounded)
+
+    for rows in (1, 17, 33, 600):
+        x = random(rows, width, dtype=torch.bfloat16, seed=1)
+        sums = unrounded(x)
+        wanted = x.double() @ weight.double().T + biased * bias.double()
+        assert (sums.dtype, sums.shape) == (torch.float32, (rows, columns))
+        assert ((sums.double() - wanted).norm() / wanted.norm()).item() < 1e-6
+        assert torch.equal(sums.bfloat16(), rounded(x))
+
+
+def test_a_product_that_cannot_leave_its_sums_is_taken_as_it_is() -> None:
+    multiply = linear.plain(random(4, 4, dtype=torch.bfloat16))
+    assert linear.unrounded(multiply) is multiply
+
+
 def test_tiles_read_rows_where_they_lie() -> None:
     multiply = made("tiled", random(40, 64, dtype=torch.bfloat16))
     wide = random(9, 200, dtype=torch.bfloat16, seed=1)

@@ -1,5 +1,6 @@
 """Products of bfloat16 in a CPU's matrix tiles: native/products.cpp, compiled at first use and called by ctypes."""
 
+import copy
 import ctypes
 import struct
 from functools import cache
@@ -14,7 +15,7 @@ from worker.kernels.native_chain import Call, NativeFunction
 
 SOURCE = native_build.SOURCES / "products.cpp"
 
-_PRODUCT = struct.Struct("@5Pq4i")
+_PRODUCT = struct.Struct("@5Pq5i")
 """`Product` of the C++ file."""
 _PANEL = 32
 """Rows of a weight that are multiplied together."""
@@ -65,7 +66,10 @@ class NativeProducts:
 
 
 class NativeProduct:
-    """x [T, K] -> x times the weight, plus the bias, [T, N]: bfloat16, a row's bits the same in any company."""
+    """x [T, K] -> x times the weight, plus the bias, [T, N]: a row's bits are the same in any company."""
+
+    dtype = torch.bfloat16
+    """Of the results."""
 
     def __init__(
         self, multiply: NativeFunction, parallel: int, weight: torch.Tensor, bias: torch.Tensor | None
@@ -91,9 +95,15 @@ class NativeProduct:
             x = pad(x, (0, missing))
         elif x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty((rows, self.columns), dtype=torch.bfloat16)
+        out = torch.empty((rows, self.columns), dtype=self.dtype)
         self._call(x, out)()
         return out
+
+    def unrounded(self) -> "NativeProduct":
+        """The same product of the same weight, whose results are the sums themselves, float32."""
+        twin = copy.copy(self)
+        twin.dtype = torch.float32
+        return twin
 
     @property
     def takes_rows_as_they_lie(self) -> bool:
@@ -104,6 +114,7 @@ class NativeProduct:
         """The call that multiplies x [T, K] into `out` [T, N], both contiguous; see `takes_rows_as_they_lie`."""
         assert self.takes_rows_as_they_lie, f"rows of {self.width}, wanted a multiple of {_DEPTH}"
         assert (x.shape[1], out.shape) == (self.width, (len(x), self.columns)), (x.shape, out.shape)
+        assert out.dtype is self.dtype, f"out is {out.dtype}, wanted {self.dtype}"
         return self._call(x, out)
 
     def _call(self, x: torch.Tensor, out: torch.Tensor) -> Call:
@@ -120,6 +131,7 @@ class NativeProduct:
                 self.columns,
                 x.shape[1],
                 torch.get_num_threads(),
+                self.dtype is torch.float32,
             ),
         )
 

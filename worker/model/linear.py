@@ -57,6 +57,15 @@ def tiled(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     return native_products.load().product(weight, bias)
 
 
+def unrounded(product: Linear) -> Linear:
+    """The same product with results in float32, if it sums in float32 and can leave it at that; else the product.
+
+    A logit of 16 in bfloat16 is one of steps of an eighth: two tokens are equally likely that are not, and the one with
+    the lower id is drawn.
+    """
+    return product.unrounded() if isinstance(product, native_products.NativeProduct) else product
+
+
 def in_batches(make: MakeLinear) -> MakeLinear:
     """Multiply so many rows at a time, the last ones filled up: a row's bits then depend on nothing but the row.
 

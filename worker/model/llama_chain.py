@@ -65,12 +65,11 @@ class ChainedLayers:
         attended = torch.empty_like(q)
         gate_up = new((tokens, _columns(first.gate_up)))
         gated = new((tokens, gate_up.shape[1] // 2))
-        logits = new((tokens, _columns(weights.head)))
+        logits = new((tokens, _columns(weights.head)), dtype=_native(weights.head).dtype)
         chain = Chain()
 
         def multiply(product: object, x: torch.Tensor, out: torch.Tensor) -> None:
-            assert isinstance(product, NativeProduct)
-            chain.add(product.into(x, out))
+            chain.add(_native(product).into(x, out))
 
         chain.add(ops.rms_norm_into(hidden, residual, weights.first_norm, weights.eps, None))
         for index, layer in enumerate(weights.layers):
@@ -94,5 +93,9 @@ class ChainedLayers:
 
 
 def _columns(product: object) -> int:
+    return _native(product).columns
+
+
+def _native(product: object) -> NativeProduct:
     assert isinstance(product, NativeProduct)
-    return product.columns
+    return product

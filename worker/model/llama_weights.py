@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from worker.kernels.small_ops import HeadNorms
-from worker.model.linear import Linear, MakeLinear
+from worker.model.linear import Linear, MakeLinear, unrounded
 
 FAMILY = frozenset({"llama", "mistral", "ministral", "qwen2", "qwen3", "phi3"})
 """Values of `model_type` whose layers are this one: norm, attention, norm, SiLU-gated MLP, two residual sums."""
@@ -52,7 +52,7 @@ class LlamaWeights:
     """[E], of the first layer's attention."""
     layers: tuple[Layer, ...]
     head: Linear
-    """[R, E] -> [R, V]."""
+    """[R, E] -> [R, V], in float32 where that costs nothing."""
     heads: int
     scale: float
     """Of attention scores."""
@@ -92,7 +92,7 @@ def take(model: PreTrainedModel, make_linear: MakeLinear, windows: Sequence[int 
             _take_layer(layer, make_linear, window=window, next_norm=norm)
             for layer, window, norm in zip(layers, windows, norms[1:], strict=True)
         ),
-        head=_fused(make_linear, model.lm_head),
+        head=unrounded(_fused(make_linear, model.lm_head)),
         heads=model.config.num_attention_heads,
         scale=attention.scaling,
         eps=modules.norm.variance_epsilon,

@@ -9,7 +9,7 @@
 // Invariants:
 //   - A sum goes over the elements in their order, 32 at a time, starting with the bias: neither the number of rows, nor the place of
 //     a row among them, nor the number of threads changes a bit.
-//   - Sums are float32; what is stored is rounded once. Subnormal numbers count as zero.
+//   - Sums are float32; what is stored is rounded once, or not at all. Subnormal numbers count as zero.
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -36,11 +36,11 @@ constexpr int kUnitsPerThread = 2;       // at least, where there are panels for
 struct Product {
   const BFloat16* x;       // [T, K], rows x_stride apart; K is a multiple of kDepth, filled up with zeros
   const BFloat16* weight;  // in the order above, rows filled up to a multiple of kPanel
-  BFloat16* out;           // [T, N], contiguous
+  void* out;               // [T, N], contiguous: bfloat16, or float32 if wide
   const float* bias;       // [N], filled up likewise; or null
   Parallel parallel;
   int64_t x_stride;
-  int32_t rows, columns, depth, threads;  // T, N, K
+  int32_t rows, columns, depth, threads, wide;  // T, N, K
 
   int panels() const { return (columns + kPanel - 1) / kPanel; }
   int64_t panel_bytes() const { return static_cast<int64_t>(depth / kDepth) * kStepBytes; }
@@ -125,10 +125,17 @@ void panel_times_rows(const Product& p, int panel, int row, int rows, bool cold)
     _tile_stored(3, sums[kRows] + kRows, kSumStride);
   }
   const __mmask32 stored = ~__mmask32{0} >> std::max(0, first + kPanel - p.columns);
-  BFloat16* out = p.out + static_cast<int64_t>(row) * p.columns + first;
-  for (int i = 0; i < rows; i++, out += p.columns) {
+  int64_t at = static_cast<int64_t>(row) * p.columns + first;
+  for (int i = 0; i < rows; i++, at += p.columns) {
     const __m512 left = _mm512_load_ps(sums[i]), right = _mm512_load_ps(sums[i] + kRows);
-    _mm512_mask_storeu_epi16(out, stored, (__m512i)_mm512_cvtne2ps_pbh(right, left));
+    if (p.wide) {
+      float* out = static_cast<float*>(p.out) + at;
+      _mm512_mask_storeu_ps(out, static_cast<__mmask16>(stored), left);
+      _mm512_mask_storeu_ps(out + kRows, static_cast<__mmask16>(stored >> kRows), right);
+    } else {
+      BFloat16* out = static_cast<BFloat16*>(p.out) + at;
+      _mm512_mask_storeu_epi16(out, stored, (__m512i)_mm512_cvtne2ps_pbh(right, left));
+    }
   }
 }
 
