@@ -39,7 +39,11 @@ MODULES = (
             "vocabulary",
         )
     ),
+    "cache_manager/change_queue.py",
     "octavo/hashing.py",
+    "octavo/records/attend.py",
+    "octavo/wire/attend.py",
+    "octavo/wire/flat.py",
 )
 """Those that every exchange goes through."""
 

@@ -13,22 +13,26 @@ from deploy.compiled_core import MODULES, compile_core
 
 ROOT = Path(__file__).parents[3]
 RULES = [
-    f"tests/unit/cache_manager/test_{name}.py"
-    for name in (
-        "block_pool",
-        "eviction",
-        "exchange",
-        "keys",
-        "ledger",
-        "ledger_machine",
-        "partial_hits",
-        "prefix_index",
-        "public_prefix",
-        "reset",
-        "restoration",
-        "single_flight",
-        "transcripts",
-    )
+    "tests/contract/test_wire.py",
+    *(
+        f"tests/unit/cache_manager/test_{name}.py"
+        for name in (
+            "block_pool",
+            "change_queue",
+            "eviction",
+            "exchange",
+            "keys",
+            "ledger",
+            "ledger_machine",
+            "partial_hits",
+            "prefix_index",
+            "public_prefix",
+            "reset",
+            "restoration",
+            "single_flight",
+            "transcripts",
+        )
+    ),
 ]
 
 pytestmark = [
