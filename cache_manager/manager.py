@@ -233,10 +233,12 @@ class Manager:
             self._forget(lease, "expired", StaleEpoch(f"expired: not heard for {self.lease_seconds:g} s"))
 
     def stream_lost(self, worker: WorkerId, epoch: Epoch) -> None:
-        """Forget a worker that dropped its stream, unless that epoch is over anyway."""
+        """Forget a worker that dropped its stream, unless that epoch is over anyway. One that was draining has left."""
         lease = self._leases.end(worker, epoch)
         if lease is not None:
-            self._forget(lease, "stream_lost", StaleEpoch("the stream of its registration is lost"))
+            self._forget(
+                lease, "left" if lease.draining else "stream_lost", StaleEpoch("the stream of its registration is lost")
+            )
 
     def was_busy(self, since: float, until: float) -> None:
         """The caller kept the loop to itself between these moments, so what workers said meanwhile is heard late."""

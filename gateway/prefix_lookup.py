@@ -212,6 +212,8 @@ class RedisLookup:
         self._budget_seconds = budget_seconds
         self._clock = clock
         self._sleep = sleep
+        self._told: IndexState | None = None
+        """The state that the log was told last."""
         self._asking: set[asyncio.Task[None]] = set()
         self._unsettled = asyncio.Event()
         """Set while the state is not EXACT."""
@@ -313,7 +315,7 @@ class RedisLookup:
         return await self._ask(queries, self._budget_seconds) if _answered(replies) else replies
 
     def _tell(self, state: IndexState, replies: Sequence[object]) -> None:
-        """Take note of the state, and say so when it has changed.
+        """Take note of the state, and say so when it is the first or has changed.
 
         While the breaker is open it is FALLBACK, whatever one that asked before has still heard.
         """
@@ -323,15 +325,21 @@ class RedisLookup:
             self._unsettled.clear()
         else:
             self._unsettled.set()
-        if state is self.state:
+        self.state = state
+        if state is self._told:
             return
-        before, self.state = self.state, state
+        before, self._told = self._told, state
         reason = next((f"{type(reply).__name__}: {reply}" for reply in replies if isinstance(reply, Exception)), "")
         level = logging.INFO if state is IndexState.EXACT else logging.WARNING
         log.log(
             level,
             "prefix_index_state",
-            extra={"state": state.value, "before": before.value, "failures": self.failures, "reason": reason},
+            extra={
+                "state": state.value,
+                "before": before.value if before is not None else "unknown",
+                "failures": self.failures,
+                "reason": reason,
+            },
         )
 
 

@@ -1,6 +1,7 @@
 """How much of a prompt each worker holds: in memory and in a real Redis."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -358,6 +359,23 @@ async def test_a_gateway_without_workers_knows_whether_redis_answers() -> None:
         await index.server.stop()
         await index.lookup.check([])
         assert index.lookup.state is IndexState.FALLBACK
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("there", [True, False], ids=["with Redis", "without Redis"])
+async def test_what_a_gateway_finds_first_is_told_whatever_it_is_and_once(
+    there: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "octavo")
+    async with in_redis() as index:
+        if not there:
+            await index.server.stop()
+        for _ in range(2):
+            await index.lookup.check([])
+
+    told = [record.__dict__ for record in caplog.records if record.msg == "prefix_index_state"]
+    assert [(each["before"], each["state"]) for each in told] == [("unknown", "exact" if there else "fallback")]
+    assert bool(told[0]["reason"]) is not there
 
 
 @pytest.mark.redis

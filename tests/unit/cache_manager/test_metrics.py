@@ -76,13 +76,17 @@ async def test_who_comes_and_goes_is_counted() -> None:
     registered(manager, "a")
     registered(manager, "b")
     manager.expire(NOW + 100)
+    manager.stream_lost("a", registered(manager, "a"))
+    leaver = registered(manager, "b")
+    manager.exchange("b", exchange()._replace(epoch=leaver, draining=True), NOW)
+    manager.stream_lost("b", leaver)
 
     samples = await scraped(manager)
 
-    assert samples["octavo_registrations_total",] == 3
+    assert samples["octavo_registrations_total",] == 5
     assert samples["octavo_restorations_total",] == 0
-    gone = {reason: samples["octavo_workers_gone_total", reason] for reason in ("superseded", "expired")}
-    assert gone == {"superseded": 1, "expired": 2}
+    gone = {reason[0]: count for (name, *reason), count in samples.items() if name == "octavo_workers_gone_total"}
+    assert gone == {"superseded": 1, "expired": 2, "stream_lost": 1, "left": 1}
     assert not any(name == "octavo_pool_blocks" for name, *_ in samples), "of workers that are gone nothing is told"
 
 
