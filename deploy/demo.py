@@ -20,6 +20,7 @@ from deploy.local import Cluster
 from gateway.client import AsyncClient
 from gateway.core.events import Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt
+from octavo.commands.connection import transport
 from octavo.commands.console import CommandFailed, as_curl, out
 from octavo.commands.key import api_key
 from octavo.commands.model import fetch_model, models_dir
@@ -92,13 +93,11 @@ async def _run(model: str) -> None:
         took = time.monotonic() - began
         out.print(f"The stack serves {escape(model)} at {cluster.address}; it took {took:.1f} s to start.")
         out.print(f"OpenAI's API is at {cluster.http_url}/v1 meanwhile:\n")
-        out.print(
-            f"{as_curl(cluster.http_url, find(model, models_dir()).name, with_key=cluster.asks_for_keys)}\n",
-            markup=False,
-            soft_wrap=True,
-        )
+        name = find(model, models_dir()).name
+        question = as_curl(cluster.http_url, name, with_key=cluster.asks_for_keys, authorities=cluster.http_authorities)
+        out.print(f"{question}\n", markup=False, soft_wrap=True)
         with _doing("visiting"):
-            async with AsyncClient(cluster.address, api_key=api_key()) as client:
+            async with AsyncClient(cluster.address, api_key=api_key(), transport=transport()) as client:
                 story = await visit(client)
     finally:
         with _doing("stopping"):

@@ -160,6 +160,12 @@ class Cluster:
         scheme = "https" if self.gateway.env.get("OCTAVO_TLS_CERT") else "http"
         return f"{scheme}://{self.gateway.env['OCTAVO_HTTP_LISTEN']}"
 
+    @property
+    def http_authorities(self) -> Path | None:
+        """The PEM file of those whom a caller of `http_url` must believe; None: in clear, or those of the system."""
+        file = self.gateway.env.get("OCTAVO_TLS_CA")
+        return Path(file).expanduser() if file and self.http_url.startswith("https:") else None
+
     # ---- start and stop --------------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -87,7 +87,7 @@ RedisAddress = Annotated[str, AfterValidator(_checked_redis_url)]
 
 REDIS_FORMS = (
     "redis://[user:password@]host:port/database, redis+sentinel://host:port,host:port/service, "
-    "redis+cluster://host:port,host:port; rediss for TLS"
+    "redis+cluster://host:port,host:port, rediss in place of redis for TLS; unix:///path/to/socket"
 )
 """The same in a setting's description."""
 

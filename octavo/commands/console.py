@@ -3,6 +3,7 @@
 import json
 import shlex
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,10 +28,14 @@ _LEVEL_STYLES = {"debug": "dim", "warning": "yellow", "error": "bold red"}
 _UNSHOWN = frozenset({"time", "level", "service", "event", "traceback"})
 
 
-def as_curl(http_url: str, model: str, *, with_key: bool) -> str:
-    """A question for OpenAI's API, to be pasted into a shell; with the user's own key where one is wanted."""
+def as_curl(http_url: str, model: str, *, with_key: bool, authorities: Path | None = None) -> str:
+    """A question for OpenAI's API, to be pasted into a shell; with the user's own key where one is wanted.
+
+    `authorities` is the PEM file of those who are believed over TLS; None: those whom the system trusts.
+    """
     question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0}
-    ask = f"curl {http_url}/v1/chat/completions -H 'content-type: application/json'"
+    believe = f"--cacert {shlex.quote(str(authorities))} " if authorities else ""
+    ask = f"curl {believe}{http_url}/v1/chat/completions -H 'content-type: application/json'"
     if with_key:
         ask += ' -H "authorization: Bearer $OCTAVO_API_KEY"'
     return f"  {ask} \\\n    -d {shlex.quote(json.dumps(question))}"

@@ -42,17 +42,21 @@ def stats(address: str, *, as_json: bool) -> None:
 
 
 def _table(workers: list[WorkerInfo]) -> Table:
-    """A row a worker, fit for 80 columns."""
+    """A row a worker, fit for 80 columns; it names the model where there are several."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
     table.title = escape("; ".join(sorted({_pool_name(worker.pool) for worker in workers}))) or "no workers"
     table.caption = "held, cached: of the pool. prompt, output: tokens. hit: of prompt."
     table.add_column("worker", no_wrap=True)
+    several = len({worker.pool.model for worker in workers}) > 1
+    if several:
+        table.add_column("model", overflow="fold")
     for header in ("runs", "waits", "held", "cached", "prompt", "hit", "output", "preempted"):
         table.add_column(header, justify="right", no_wrap=True)
     for worker in workers:
         load, pool = worker.load, worker.pool
         table.add_row(
             Text(f"{worker.worker_id} (draining)" if worker.draining else worker.worker_id),
+            *([Text(pool.model)] if several else []),
             f"{load.running_sequences:,}",
             f"{load.waiting_sequences:,}",
             _share(load.held_blocks, pool.num_blocks),

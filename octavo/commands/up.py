@@ -72,7 +72,10 @@ def _greet(cluster: Cluster, models: Sequence[str]) -> None:
     out.print(f"  octavo audit{managed_at}")
     out.print(f"  octavo reset{managed_at}\n")
     out.print(f"OpenAI's API is at {cluster.http_url}/v1:\n")
-    out.print(f"{as_curl(cluster.http_url, models[0], with_key=cluster.asks_for_keys)}\n", markup=False, soft_wrap=True)
+    question = as_curl(
+        cluster.http_url, models[0], with_key=cluster.asks_for_keys, authorities=cluster.http_authorities
+    )
+    out.print(f"{question}\n", markup=False, soft_wrap=True)
     out.print("Ctrl-C stops everything.\n")
 
 

@@ -1,4 +1,4 @@
-"""What a cluster on this machine refuses before it starts anything."""
+"""What a cluster on this machine refuses, and tells, before it starts anything."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from deploy.local import Cluster
 from deploy.process import StartFailed
+from tests.support.certificates import Authority
 from tests.support.tenants import write_tenants
 
 
@@ -38,3 +39,12 @@ async def test_a_tenants_file_that_does_not_parse_fails_the_start_by_its_field(t
 
     with pytest.raises(StartFailed, match=r"tenants\.toml: tenants: int, wanted a table"):
         await cluster.start()
+
+
+def test_a_callers_authorities_are_told_where_the_http_api_is_served_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    served = authority.variables("own")
+    believed = {"OCTAVO_TLS_CA": served.pop("OCTAVO_TLS_CA")}
+
+    assert Cluster(env=served | believed).http_authorities == authority.file
+    assert [Cluster(env=env).http_authorities for env in ({}, served, believed)] == [None] * 3

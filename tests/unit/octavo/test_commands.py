@@ -6,6 +6,7 @@ import subprocess
 import sys
 from hashlib import sha256
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from octavo.__main__ import main
 from octavo.commands.console import CommandFailed, as_curl, readable
 from octavo.commands.key import draw_key
 from octavo.commands.problems import explained, speaking_to
-from octavo.errors import Unauthenticated, UnknownModel
+from octavo.errors import QueueFull, Unauthenticated, UnknownModel
 from octavo.transport import FLEET_KEY
 
 
@@ -45,7 +46,7 @@ def test_any_other_line_is_shown_as_it_is(line: str) -> None:
 
 
 def test_expected_errors_are_explained_and_bugs_are_not() -> None:
-    assert explained(UnknownModel("no model x")) == "no model x"
+    assert explained(QueueFull("queue: 9 wait, at most 8")) == "queue: 9 wait, at most 8"
     assert explained(FileNotFoundError("no redis-server")) == "no redis-server"
     assert explained(KeyError("x")) is None
 
@@ -53,6 +54,11 @@ def test_expected_errors_are_explained_and_bugs_are_not() -> None:
 def test_who_shows_no_key_is_told_where_one_is_taken_from() -> None:
     assert explained(Unauthenticated("no key")) == "no key; a key is taken from OCTAVO_API_KEY"
     assert explained(Unauthenticated(f"{FLEET_KEY}: none")) == "octavo-fleet-key: none", "that one is another"
+
+
+def test_who_names_no_model_of_several_is_told_how_to_name_one() -> None:
+    unnamed = UnknownModel("model: none named; there are: a, b")
+    assert explained(unnamed) == "model: none named; there are: a, b; --model says which"
 
 
 def test_a_drawn_key_and_the_line_for_the_tenants_file_belong_together(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +105,12 @@ def test_what_is_pasted_into_a_shell_shows_the_users_key_where_one_is_wanted() -
     words = shlex.split(open_to_all)
     assert words[:2] == ["curl", "http://host:1/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "m"
+
+
+def test_what_is_pasted_into_a_shell_names_whom_to_believe_over_tls(tmp_path: Path) -> None:
+    file = tmp_path / "our own" / "ca.pem"
+    words = shlex.split(as_curl("https://host:1", "m", with_key=False, authorities=file))
+    assert words[:4] == ["curl", "--cacert", str(file), "https://host:1/v1/chat/completions"]
 
 
 def test_each_verb_says_what_it_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
