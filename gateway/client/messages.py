@@ -26,7 +26,7 @@ def generation_to_wire(request: Generation | str) -> gateway_v1.GenerateRequest:
     """The request as a message; what is None stays unset.
 
     Raises:
-        InvalidRequest: a number is out of its field's range, or a text holds half a character.
+        InvalidRequest: a number is out of its field's range, a text holds half a character, or the prompt is no Prompt.
     """
     return _message_of(_generation(request))
 
@@ -86,6 +86,9 @@ def _message_of(request: Generation) -> gateway_v1.GenerateRequest:
                 message.tokens.CopyFrom(gateway_v1.TokenIds(ids=ids))
             case None:
                 pass
+            case _:  # from a caller whose types nobody checks
+                given = type(request.prompt).__name__
+                raise InvalidRequest(f"prompt: of type {given}, wanted TextPrompt, ChatPrompt or TokenPrompt")
     return message
 
 

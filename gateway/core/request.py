@@ -151,6 +151,12 @@ def check_request(request: Generation, limits: Limits) -> None:
     _check_stop(request, limits)
 
 
+def require_output(field: str, max_tokens: int | None) -> None:
+    """Refuse output tokens that are none. Raises InvalidRequest, which names the field as the client does."""
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"{field}: {max_tokens}, wanted at least 1")
+
+
 def check_batch(requests: int, limits: Limits) -> None:
     """Refuse a batch of no requests, or too many.
 
@@ -229,8 +235,7 @@ def _check_bytes(field: str, size: int, limits: Limits) -> None:
 
 
 def _check_counts(request: Generation, limits: Limits) -> None:
-    if request.max_tokens is not None and request.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens: {request.max_tokens}, wanted at least 1")
+    require_output("max_tokens", request.max_tokens)
     if not 1 <= request.samples <= limits.max_samples:
         raise InvalidRequest(f"n: {request.samples}, wanted 1 to {limits.max_samples}")
     if not request.samples <= request.made_samples <= limits.max_samples:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
-from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
+from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt, require_output
 from gateway.http_door.fields import Fields, Float32, Ignored, Int32, Only, Seed, Strings, TokenId, TokenIdKey, Unserved
 from gateway.http_door.forms import Extras
 from octavo.records.sampling import BeamSearch
@@ -348,7 +348,8 @@ class ChatRequest(GenerationFields):
         )
 
     def generation(self) -> Generation:
-        """What it means."""
+        """What it means. Raises InvalidRequest for what only this form of a request can name."""
+        require_output("max_completion_tokens", self.max_completion_tokens)
         return self._generation(
             _chat(self.messages, self.tools if self.may_call else None),
             max_tokens=_or(self.max_completion_tokens, self.max_tokens),

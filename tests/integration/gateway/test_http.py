@@ -446,6 +446,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         "response_format.type",
         "constrained decoding",
     ),
+    "no output under the newer name": (
+        "chat/completions",
+        {"messages": HELLO, "max_completion_tokens": -1},
+        400,
+        "max_completion_tokens",
+        "max_completion_tokens: -1, wanted at least 1",
+    ),
+    "no output under the older name": (
+        "chat/completions",
+        {"messages": HELLO, "max_tokens": 0},
+        400,
+        "max_tokens",
+        "max_tokens: 0, wanted at least 1",
+    ),
     "a very long name": ("completions", {"prompt": "x", "model": "m" * 900_000}, 404, "model", "characters in all"),
     "more than a body may hold": ("completions", {"prompt": TOO_MUCH}, 413, None, "1048576"),
 }

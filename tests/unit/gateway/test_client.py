@@ -116,6 +116,12 @@ def test_what_no_message_can_hold_is_an_invalid_request(field: str, request_: Ge
         generation_to_wire(request_)
 
 
+def test_a_prompt_of_another_type_is_told_which_there_are() -> None:
+    bare: Any = "hi"
+    with pytest.raises(InvalidRequest, match=r"^prompt: of type str, wanted TextPrompt, "):
+        generation_to_wire(Generation(prompt=bare))
+
+
 def test_a_string_is_short_for_a_text_prompt_with_every_default() -> None:
     assert generation_from_wire(generation_to_wire("hi")) == Generation(prompt=TextPrompt("hi"))
 
