@@ -26,7 +26,7 @@ demo: $(VENV)/stamp-local  ## start a small model and watch a prompt being remem
 
 # In as many processes as there are cores, up to four: many tests wait for processes of theirs. A file's tests stay
 # together, since they share what they start; the files are taken in their order, which has the short ones last.
-test: setup  ## run the tests (all but those that start containers, and the chaos run)
+test: setup  ## run the tests (not those that start containers, the load generator, or the chaos run)
 	$(BIN)/octavo model fetch
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		-m "not compose and not load and not chaos"
