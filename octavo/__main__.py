@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from typing import TypedDict
 
@@ -27,7 +28,9 @@ def main() -> None:
     try:
         run(options)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(INTERRUPTED)  # the interpreter's own end would wait for gRPC's threads, whatever they are amid
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -49,9 +49,14 @@ class Command:
     async def ends(self, seconds: float = STOP_SECONDS) -> int:
         """Its exit code; what it still writes is kept."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(seconds):
-            self.lines += (await self.process.stdout.read()).decode().splitlines(keepends=True)
-            return await self.process.wait()
+        try:
+            async with asyncio.timeout(seconds):
+                self.lines += (await self.process.stdout.read()).decode().splitlines(keepends=True)
+                return await self.process.wait()
+        except TimeoutError:
+            self.process.send_signal(signal.SIGABRT)  # it tells where it stands
+            stands = (await self.process.stdout.read()).decode()
+            raise AssertionError("".join(["it does not end:\n", *self.lines, stands])) from None
 
 
 @asynccontextmanager
@@ -62,7 +67,7 @@ async def octavo(*arguments: str, **env: str) -> AsyncIterator[Command]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         process_group=0,
-        env={**os.environ, "OCTAVO_THREADS": "1", **env},
+        env={**os.environ, "OCTAVO_THREADS": "1", "PYTHONFAULTHANDLER": "1", **env},
     )
     try:
         yield Command(process)
