@@ -229,8 +229,11 @@ async def test_a_manager_that_is_there_again_gets_its_workers_back(monkeypatch: 
         known = registered_at(one)
         assert registered_at(other)
         await one.kill()
-        await running.works(steps=10)
-        assert {worker.name for worker in running.workers} == {*registered_at(other)}
+
+        async def all_are_there() -> bool:
+            return {worker.name for worker in running.workers} == {*registered_at(other)}
+
+        await until(all_are_there)
         await restart(one)
 
         async def all_are_back() -> bool:

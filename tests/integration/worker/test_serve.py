@@ -122,8 +122,14 @@ async def test_who_follows_a_prompt_of_a_gateway_that_dies_takes_it_over(
     followers = [submission(n, [*shared, 500 + n, 600 + n], output) for n in range(1, 4)]
     for follower in followers:
         await staying.submit(follower)
+
+    def has(sequences: int) -> bool:
+        load = worker.scheduler.load()
+        return load.running_sequences + load.waiting_sequences == sequences
+
+    await until(lambda: has(4))
     dying.call.cancel()
-    await until(lambda: worker.scheduler.load().running_sequences + worker.scheduler.load().waiting_sequences == 3)
+    await until(lambda: has(3))
     turnstile.let_through(100)
     await staying.until_ended(*followers)
 
