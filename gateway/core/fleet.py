@@ -29,21 +29,16 @@ Invariant: a reservation exists from `reserve` to `release`, whatever becomes of
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NewType
 
-from gateway.core.in_flight import Blocks, Hit, PromptBlocks, Sent
+from gateway.core.in_flight import Blocks, Hit, PromptBlocks
+from gateway.core.reserved import Reservation, ReservationId, Reserved
 from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
 from octavo.records.fleet import FleetUpdate, WorkerInfo
-
-ReservationId = NewType("ReservationId", int)
 
 WorkerProcess = tuple[WorkerId, Incarnation]
 
 GRACE_SECONDS = 2.0
 """For a worker to come back to a manager that has started anew."""
-
-_REPORTS_UNTIL_CONTAINED = 2
-"""After so many reports, a worker's figures contain a request for certain; after one, they may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +58,6 @@ class Standing:
     """Positions that are remembered and could be evicted."""
     settling_tokens: int = 0
     """Of prompts that were computed of late: what no report counts as held for certain."""
-
-
-@dataclass(slots=True)
-class _Reservation:
-    prompt_tokens: int
-    prefill_tokens: int
-    """Of the prompt, what no hit covers."""
-    output_tokens: int
-    blocks: Blocks
-    made_at_report: int
-    computed: bool = False
-    """The prompt waits no longer."""
-
-    @property
-    def new_positions(self) -> int:
-        return self.prefill_tokens + self.output_tokens
 
 
 @dataclass(slots=True)
@@ -102,46 +81,38 @@ class _Member:
     """Its manager is there and has it in the fleet."""
     leaves_at: float | None = None
     """When it counts as gone, unless a manager speaks of it before."""
-    reports: int = 0
     since: _SinceReport = field(default_factory=_SinceReport)
-    reservations: dict[ReservationId, _Reservation] = field(default_factory=dict[ReservationId, _Reservation])
+    reserved: Reserved = field(default_factory=Reserved)
 
     def hear(self, info: WorkerInfo, now: float, manager: str) -> None:
         self.info, self.heard, self.manager = info, now, manager
         self.vouched_for, self.leaves_at = True, None
-        self.reports += 1
+        self.reserved.reported()
         self.since = _SinceReport()
 
-    def computed(self, reservation: _Reservation) -> None:
+    def computed(self, one: Reservation) -> None:
         """The report, if it contains this prompt, may still call all of it queued: hits are known only later."""
-        if self.reports > reservation.made_at_report:
-            self.since.computed += reservation.prompt_tokens
+        if self.reserved.may_be_reported(one):
+            self.since.computed += one.prompt_tokens
 
-    def ended(self, reservation: _Reservation) -> None:
-        if self.reports > reservation.made_at_report:
-            self.since.ended += reservation.new_positions
-        self.since.cached += reservation.new_positions
-
-    def sent(self) -> list[Sent]:
-        """The prompts that this gateway has there."""
-        return [Sent(reservation.blocks, reservation.computed) for reservation in self.reservations.values()]
+    def ended(self, one: Reservation) -> None:
+        if self.reserved.may_be_reported(one):
+            self.since.ended += one.new_positions
+        self.since.cached += one.new_positions
 
     def standing(self) -> Standing:
+        """In constant time: a request asks every worker for it."""
         block_size, load = self.info.pool.block_size, self.info.load
-        unseen = [
-            reservation
-            for reservation in self.reservations.values()
-            if self.reports - reservation.made_at_report < _REPORTS_UNTIL_CONTAINED
-        ]
+        unseen, perhaps = self.reserved.unseen, self.reserved.perhaps
         held = max(0, load.held_blocks * block_size - self.since.ended)
         return Standing(
             info=self.info,
             heard=self.heard,
             queued_tokens=self._queued_tokens(),
             queued_prompts=self._queued_prompts(),
-            held_tokens=held + sum(one.new_positions for one in unseen),
+            held_tokens=held + unseen.new_positions + perhaps.new_positions,
             cached_tokens=load.cached_blocks * block_size + self.since.cached,
-            settling_tokens=sum(one.prefill_tokens for one in unseen if one.computed),
+            settling_tokens=unseen.settling_tokens + perhaps.settling_tokens,
         )
 
     def _queued_tokens(self) -> int:
@@ -149,24 +120,17 @@ class _Member:
 
         A report that tells of less than what it contains for certain was taken while that was being computed.
         """
+        unseen, perhaps, contained = self.reserved.unseen, self.reserved.perhaps, self.reserved.contained
         reported = max(0, self.info.load.queued_prefill_tokens - self.since.computed)
-        told = contained = contained_net = coming_net = 0
-        for one in self.reservations.values():
-            if one.computed:
-                continue
-            reports = self.reports - one.made_at_report
-            told += one.prompt_tokens if reports else 0
-            if reports >= _REPORTS_UNTIL_CONTAINED:
-                contained += one.prompt_tokens
-                contained_net += one.prefill_tokens
-            else:
-                coming_net += one.prefill_tokens
-        others = max(0, reported - told)
-        return others + coming_net + (contained_net if reported >= contained else min(contained_net, reported))
+        others = max(0, reported - perhaps.prompt_tokens - contained.prompt_tokens)
+        own = (
+            contained.prefill_tokens if reported >= contained.prompt_tokens else min(contained.prefill_tokens, reported)
+        )
+        return others + unseen.prefill_tokens + perhaps.prefill_tokens + own
 
     def _queued_prompts(self) -> int:
         """A report counts sequences, this gateway requests; the larger number is the one that knows more."""
-        sent = sum(not one.computed for one in self.reservations.values())
+        sent = self.reserved.unseen.prompts + self.reserved.perhaps.prompts + self.reserved.contained.prompts
         return max(sent, self.info.load.waiting_sequences)
 
 
@@ -243,9 +207,14 @@ class Fleet:
         Given the leading tokens that the prefix index says it holds, and those that it will hold by gateways' claims.
         """
         return {
-            worker: prompt.hit(member.info, indexed.get(worker, 0), member.sent(), claimed.get(worker, 0))
+            worker: prompt.hit(
+                member.info,
+                indexed.get(worker, 0),
+                member.reserved.alike(prompt.of(member.info)),
+                claimed.get(worker, 0),
+            )
             for worker, member in self._members.items()
-            if worker in indexed or worker in claimed or member.reservations
+            if worker in indexed or worker in claimed or member.reserved
         }
 
     def reserve(
@@ -256,31 +225,34 @@ class Fleet:
         reservation = ReservationId(self._last)
         self._reserved[reservation] = process_of(info)
         if (member := self._member(reservation)) is not None:
-            member.reservations[reservation] = _Reservation(
-                prompt_tokens, prompt_tokens - cached_tokens, output_tokens, blocks, member.reports
+            member.reserved.add(
+                reservation,
+                prompt_tokens=prompt_tokens,
+                prefill_tokens=prompt_tokens - cached_tokens,
+                output_tokens=output_tokens,
+                blocks=blocks,
             )
         return reservation
 
     def prefilled(self, reservation: ReservationId) -> None:
         """The prompt of a reserved request has been computed; saying so again changes nothing."""
         member = self._member(reservation)
-        held = None if member is None else member.reservations.get(reservation)
-        if member is not None and held is not None and not held.computed:
-            member.computed(held)
-            held.computed = True
+        if member is not None and (one := member.reserved.compute(reservation)) is not None:
+            member.computed(one)
 
     def release(self, reservation: ReservationId) -> None:
         """A reserved request has ended, in whichever way; saying so again changes nothing."""
         self.prefilled(reservation)  # it waits for its prompt no longer, even if that was never computed
         member = self._member(reservation)
-        if member is not None and (held := member.reservations.pop(reservation, None)) is not None:
-            member.ended(held)
+        if member is not None and (one := member.reserved.end(reservation)) is not None:
+            member.ended(one)
         self._reserved.pop(reservation, None)
 
     def check(self) -> None:
-        """Assert that no worker counts a request that has ended."""
+        """Assert that no worker counts a request that has ended, and that what it counts of the others is right."""
         for worker, member in self._members.items():
-            for reservation in member.reservations:
+            member.reserved.check()
+            for reservation in member.reserved:
                 assert self._reserved.get(reservation) == process_of(member.info), (worker, reservation)
 
     def _hear(self, info: WorkerInfo, now: float, manager: str) -> None:

@@ -7,7 +7,7 @@ beside the index for a few seconds.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from octavo.hashing import ChainRoot, block_hashes, hit_candidates
@@ -65,7 +65,7 @@ class PromptBlocks:
             self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, size, self._scope.seam(size)))
         return self._chains[root]
 
-    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Sequence[Sent], claimed_tokens: int = 0) -> Hit:
+    def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Collection[Sent], claimed_tokens: int = 0) -> Hit:
         """What this prompt will find at a worker.
 
         Args:
