@@ -36,7 +36,7 @@ log = logging.getLogger("octavo.cache_manager.manager")
 
 MAX_WORKER_ID_CHARACTERS = 128
 
-_ONE_MODEL = ("model_digest", "tokenizer_digest", "dtype", "kv_dtype", "block_size")
+_ONE_MODEL = ("model_digest", "adapter_digest", "tokenizer_digest", "dtype", "kv_dtype", "block_size")
 """What all workers have in common that serve a model under one name."""
 
 Ended = Callable[[OctavoError], None]
@@ -382,7 +382,7 @@ def _require_same_model(pool: PoolSpec, lease: Lease) -> None:
 
 
 def _printed(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
+    return value.hex() or "none" if isinstance(value, bytes) else value
 
 
 def _described(lease: Lease) -> dict[str, object]:

@@ -23,6 +23,9 @@ class PoolSpec:
     max_model_tokens: int
     """Longest sequence that the model takes."""
     vocab_size: int
+    adapter_digest: bytes = b""
+    """Of the LoRA adapter in its weights, 32 bytes; empty: there is none. Its name is no part of this: another one may
+    come under the same name."""
     block_bytes: int = 0
     """Memory of one block; 0 where it does not matter. What is owed to a tenant in bytes is counted with it."""
 
@@ -39,7 +42,7 @@ class PoolSpec:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
-            adapter_digest=scope.adapter_digest,
+            adapter_digest=self.adapter_digest,
             media=tuple((media.position, media.digest) for media in scope.media),
             salt=scope.salt if scope.seam(self.block_size) is NO_SEAM else b"",
             cache_epoch=cache_epoch,

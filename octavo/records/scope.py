@@ -19,13 +19,11 @@ class Media:
 class Scope:
     """What the keys of a sequence's blocks depend on besides its tokens and its pool: scopes that differ share nothing.
 
-    Empty fields are the plain case: the model as it is, text alone, blocks that everybody may find.
+    Empty fields are the plain case: text alone, blocks that everybody may find.
     """
 
     salt: bytes = b""
     """Keeps a tenant's blocks apart: 32 bytes."""
-    adapter_digest: bytes = b""
-    """Of the adapter's weights, 32 bytes. Its name is no part of this: it may be loaded anew under the same one."""
     media: tuple[Media, ...] = ()
     """By position."""
     public_tokens: int = 0
@@ -33,8 +31,7 @@ class Scope:
 
     def agrees_with(self, other: "Scope") -> bool:
         """Whether equal tokens are equal blocks in both. How many of them are public follows from the tokens."""
-        mine, theirs = (self.salt, self.adapter_digest, self.media), (other.salt, other.adapter_digest, other.media)
-        return mine == theirs
+        return self.salt == other.salt and self.media == other.media
 
     def seam(self, block_size: int) -> Seam:
         """Where hash chains of this scope become private, if not at their roots."""

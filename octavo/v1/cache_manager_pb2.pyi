@@ -370,7 +370,6 @@ class Attach(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
-    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     PUBLIC_TOKENS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
@@ -382,8 +381,6 @@ class Attach(_message.Message):
     """empty, or the 8 bytes that stand for the tenant on whose account its blocks are kept"""
     retain_seconds: _builtins.int
     """after the sequence's end, how long its blocks are to be retained; at most 604800"""
-    adapter_digest: _builtins.bytes
-    """empty, or 32 bytes: the adapter that the model runs with"""
     public_tokens: _builtins.int
     """so many leading tokens anybody may know: their full blocks are found whatever the salt"""
     @_builtins.property
@@ -398,13 +395,12 @@ class Attach(_message.Message):
         salt: _builtins.bytes = ...,
         tenant: _builtins.bytes = ...,
         retain_seconds: _builtins.int = ...,
-        adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
         public_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "public_tokens", b"public_tokens", "retain_seconds", b"retain_seconds", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media", b"media", "public_tokens", b"public_tokens", "retain_seconds", b"retain_seconds", "salt", b"salt", "sequence", b"sequence", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -686,7 +682,6 @@ class ExplainPromptRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
-    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     PUBLIC_TOKENS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
@@ -694,7 +689,6 @@ class ExplainPromptRequest(_message.Message):
     """u32"""
     salt: _builtins.bytes
     """with the rest as in Attach"""
-    adapter_digest: _builtins.bytes
     public_tokens: _builtins.int
     @_builtins.property
     def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Media]: ...
@@ -704,13 +698,12 @@ class ExplainPromptRequest(_message.Message):
         worker_id: _builtins.str = ...,
         tokens: _builtins.bytes = ...,
         salt: _builtins.bytes = ...,
-        adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
         public_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "media", b"media", "public_tokens", b"public_tokens", "salt", b"salt", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media", b"media", "public_tokens", b"public_tokens", "salt", b"salt", "tokens", b"tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,6 +36,7 @@ class PoolSpec(_message.Message):
     MAX_MODEL_TOKENS_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name clients ask for"""
     model_digest: _builtins.bytes
@@ -54,6 +55,8 @@ class PoolSpec(_message.Message):
     vocab_size: _builtins.int
     block_bytes: _builtins.int
     """memory of a block; 0: not known, then nothing is owed to tenants in bytes"""
+    adapter_digest: _builtins.bytes
+    """empty, or 32 bytes: of the LoRA adapter that is merged into the weights"""
     def __init__(
         self,
         *,
@@ -67,10 +70,11 @@ class PoolSpec(_message.Message):
         max_model_tokens: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
         block_bytes: _builtins.int = ...,
+        adapter_digest: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_model_tokens", b"max_model_tokens", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "block_bytes", b"block_bytes", "block_size", b"block_size", "dtype", b"dtype", "kv_dtype", b"kv_dtype", "max_model_tokens", b"max_model_tokens", "model", b"model", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

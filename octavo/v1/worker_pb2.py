@@ -25,35 +25,35 @@ _sym_db = _symbol_database.Default()
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/worker.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"`\n\x0cServeRequest\x12#\n\x06submit\x18\x01 \x01(\x0b\x32\x11.octavo.v1.SubmitH\x00\x12#\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x11.octavo.v1.CancelH\x00\x42\x06\n\x04kind\"\xe5\x03\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x13\n\x0bstop_tokens\x18\x06 \x01(\x0c\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12\x0e\n\x06tenant\x18\x08 \x01(\x0c\x12\x16\n\x0eretain_seconds\x18\t \x01(\r\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\n \x01(\x0c\x12\x1f\n\x05media\x18\x0b \x03(\x0b\x32\x10.octavo.v1.Media\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x14\n\x0c\x66irst_sample\x18\r \x01(\r\x12\x16\n\x0e\x63\x61rried_tokens\x18\x0e \x01(\r\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x01\x88\x01\x01\x12#\n\x04\x62\x65\x61m\x18\x12 \x01(\x0b\x32\x15.octavo.v1.BeamSearch\x12\x15\n\rpublic_tokens\x18\x13 \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"9\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x13\n\x06sample\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_sample\"\xfc\x01\n\nServeReply\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\'\n\tprefilled\x18\x02 \x03(\x0b\x32\x14.octavo.v1.Prefilled\x12+\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x19.octavo.v1.SampleFinished\x12#\n\x07refused\x18\x04 \x03(\x0b\x32\x12.octavo.v1.Refused\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.octavo.v1.SampleLogprobRun\x12\x34\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1b.octavo.v1.PromptLogprobRun\"P\n\nLogprobRun\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x0c\x12\x0b\n\x03top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\"Z\n\x10SampleLogprobRun\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x15.octavo.v1.LogprobRun\"Y\n\x10PromptLogprobRun\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x15.octavo.v1.LogprobRun\"3\n\tPrefilled\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\x92\x01\n\x0eSampleFinished\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x12\x63umulative_logprob\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x15\n\x13_cumulative_logprob\";\n\x07Refused\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x45\n\x06Worker\x12;\n\x05Serve\x12\x17.octavo.v1.ServeRequest\x1a\x15.octavo.v1.ServeReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16octavo/v1/worker.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"`\n\x0cServeRequest\x12#\n\x06submit\x18\x01 \x01(\x0b\x32\x11.octavo.v1.SubmitH\x00\x12#\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x11.octavo.v1.CancelH\x00\x42\x06\n\x04kind\"\xd3\x03\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06prompt\x18\x02 \x01(\x0c\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x0f\n\x07samples\x18\x04 \x01(\r\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x13\n\x0bstop_tokens\x18\x06 \x01(\x0c\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12\x0e\n\x06tenant\x18\x08 \x01(\x0c\x12\x16\n\x0eretain_seconds\x18\t \x01(\r\x12\x1f\n\x05media\x18\x0b \x03(\x0b\x32\x10.octavo.v1.Media\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x14\n\x0c\x66irst_sample\x18\r \x01(\r\x12\x16\n\x0e\x63\x61rried_tokens\x18\x0e \x01(\r\x12\x12\n\nmin_tokens\x18\x0f \x01(\r\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\x01\x88\x01\x01\x12#\n\x04\x62\x65\x61m\x18\x12 \x01(\x0b\x32\x15.octavo.v1.BeamSearch\x12\x15\n\rpublic_tokens\x18\x13 \x01(\rB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsJ\x04\x08\n\x10\x0b\"9\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x13\n\x06sample\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_sample\"\xfc\x01\n\nServeReply\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\'\n\tprefilled\x18\x02 \x03(\x0b\x32\x14.octavo.v1.Prefilled\x12+\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x19.octavo.v1.SampleFinished\x12#\n\x07refused\x18\x04 \x03(\x0b\x32\x12.octavo.v1.Refused\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.octavo.v1.SampleLogprobRun\x12\x34\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1b.octavo.v1.PromptLogprobRun\"P\n\nLogprobRun\x12\x0e\n\x06\x63hosen\x18\x01 \x01(\x0c\x12\x0b\n\x03top\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\"Z\n\x10SampleLogprobRun\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x15.octavo.v1.LogprobRun\"Y\n\x10PromptLogprobRun\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12%\n\x06tokens\x18\x03 \x01(\x0b\x32\x15.octavo.v1.LogprobRun\"3\n\tPrefilled\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"\x92\x01\n\x0eSampleFinished\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06sample\x18\x02 \x01(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1f\n\x12\x63umulative_logprob\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x15\n\x13_cumulative_logprob\";\n\x07Refused\x12\x0f\n\x07request\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x45\n\x06Worker\x12;\n\x05Serve\x12\x17.octavo.v1.ServeRequest\x1a\x15.octavo.v1.ServeReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1488
-  _globals['_FINISHREASON']._serialized_end=1583
+  _globals['_FINISHREASON']._serialized_start=1470
+  _globals['_FINISHREASON']._serialized_end=1565
   _globals['_SERVEREQUEST']._serialized_start=60
   _globals['_SERVEREQUEST']._serialized_end=156
   _globals['_SUBMIT']._serialized_start=159
-  _globals['_SUBMIT']._serialized_end=644
-  _globals['_CANCEL']._serialized_start=646
-  _globals['_CANCEL']._serialized_end=703
-  _globals['_SERVEREPLY']._serialized_start=706
-  _globals['_SERVEREPLY']._serialized_end=958
-  _globals['_LOGPROBRUN']._serialized_start=960
-  _globals['_LOGPROBRUN']._serialized_end=1040
-  _globals['_SAMPLELOGPROBRUN']._serialized_start=1042
-  _globals['_SAMPLELOGPROBRUN']._serialized_end=1132
-  _globals['_PROMPTLOGPROBRUN']._serialized_start=1134
-  _globals['_PROMPTLOGPROBRUN']._serialized_end=1223
-  _globals['_PREFILLED']._serialized_start=1225
-  _globals['_PREFILLED']._serialized_end=1276
-  _globals['_SAMPLEFINISHED']._serialized_start=1279
-  _globals['_SAMPLEFINISHED']._serialized_end=1425
-  _globals['_REFUSED']._serialized_start=1427
-  _globals['_REFUSED']._serialized_end=1486
-  _globals['_WORKER']._serialized_start=1585
-  _globals['_WORKER']._serialized_end=1654
+  _globals['_SUBMIT']._serialized_end=626
+  _globals['_CANCEL']._serialized_start=628
+  _globals['_CANCEL']._serialized_end=685
+  _globals['_SERVEREPLY']._serialized_start=688
+  _globals['_SERVEREPLY']._serialized_end=940
+  _globals['_LOGPROBRUN']._serialized_start=942
+  _globals['_LOGPROBRUN']._serialized_end=1022
+  _globals['_SAMPLELOGPROBRUN']._serialized_start=1024
+  _globals['_SAMPLELOGPROBRUN']._serialized_end=1114
+  _globals['_PROMPTLOGPROBRUN']._serialized_start=1116
+  _globals['_PROMPTLOGPROBRUN']._serialized_end=1205
+  _globals['_PREFILLED']._serialized_start=1207
+  _globals['_PREFILLED']._serialized_end=1258
+  _globals['_SAMPLEFINISHED']._serialized_start=1261
+  _globals['_SAMPLEFINISHED']._serialized_end=1407
+  _globals['_REFUSED']._serialized_start=1409
+  _globals['_REFUSED']._serialized_end=1468
+  _globals['_WORKER']._serialized_start=1567
+  _globals['_WORKER']._serialized_end=1636
 # @@protoc_insertion_point(module_scope)

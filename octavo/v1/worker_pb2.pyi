@@ -80,7 +80,6 @@ class Submit(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RETAIN_SECONDS_FIELD_NUMBER: _builtins.int
-    ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
@@ -104,7 +103,6 @@ class Submit(_message.Message):
     """this and what follows: see Attach"""
     tenant: _builtins.bytes
     retain_seconds: _builtins.int
-    adapter_digest: _builtins.bytes
     priority: _builtins.int
     """higher is served sooner"""
     first_sample: _builtins.int
@@ -139,7 +137,6 @@ class Submit(_message.Message):
         salt: _builtins.bytes = ...,
         tenant: _builtins.bytes = ...,
         retain_seconds: _builtins.int = ...,
-        adapter_digest: _builtins.bytes = ...,
         media: _abc.Iterable[_types_pb2.Media] | None = ...,
         priority: _builtins.int = ...,
         first_sample: _builtins.int = ...,
@@ -152,7 +149,7 @@ class Submit(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "beam", b"beam", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "adapter_digest", b"adapter_digest", "beam", b"beam", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "public_tokens", b"public_tokens", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "beam", b"beam", "carried_tokens", b"carried_tokens", "first_sample", b"first_sample", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "media", b"media", "min_tokens", b"min_tokens", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "public_tokens", b"public_tokens", "request", b"request", "retain_seconds", b"retain_seconds", "salt", b"salt", "samples", b"samples", "sampling", b"sampling", "stop_tokens", b"stop_tokens", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

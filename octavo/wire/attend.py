@@ -169,7 +169,6 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
                 salt=attach.scope.salt,
                 tenant=attach.tenant,
                 retain_seconds=attach.retain_seconds,
-                adapter_digest=attach.scope.adapter_digest,
                 media=media_to_wire(attach.scope),
                 public_tokens=attach.scope.public_tokens,
             )

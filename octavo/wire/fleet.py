@@ -6,6 +6,7 @@ from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
 from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import types_pb2 as types_v1
+from octavo.wire.flat import absent_or_whole
 
 
 def pool_to_wire(pool: PoolSpec) -> types_v1.PoolSpec:
@@ -20,6 +21,7 @@ def pool_to_wire(pool: PoolSpec) -> types_v1.PoolSpec:
         max_model_tokens=pool.max_model_tokens,
         vocab_size=pool.vocab_size,
         block_bytes=pool.block_bytes,
+        adapter_digest=pool.adapter_digest,
     )
 
 
@@ -45,6 +47,7 @@ def pool_from_wire(message: types_v1.PoolSpec) -> PoolSpec:
         max_model_tokens=message.max_model_tokens,
         vocab_size=message.vocab_size,
         block_bytes=message.block_bytes,
+        adapter_digest=absent_or_whole("pool.adapter_digest", message.adapter_digest, HASH_BYTES),
     )
 
 

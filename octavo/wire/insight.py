@@ -75,7 +75,6 @@ def prompt_to_explain_to_wire(
         worker_id=worker,
         tokens=pack(tokens),
         salt=scope.salt,
-        adapter_digest=scope.adapter_digest,
         media=media_to_wire(scope),
         public_tokens=scope.public_tokens,
     )

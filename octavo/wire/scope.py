@@ -16,12 +16,10 @@ def scope_from_wire(
     path: str, message: cache_manager_v1.Attach | worker_v1.Submit | cache_manager_v1.ExplainPromptRequest
 ) -> Scope:
     """The fields of a scope, which lie side by side in the messages that have one. `path` is what leads to them."""
-    salt, adapter = message.salt, message.adapter_digest
-    if not (salt or adapter or message.media or message.public_tokens):
+    if not (message.salt or message.media or message.public_tokens):
         return PLAIN
     return Scope(
-        salt=absent_or_whole(f"{path}.salt", salt, HASH_BYTES),
-        adapter_digest=absent_or_whole(f"{path}.adapter_digest", adapter, HASH_BYTES),
+        salt=absent_or_whole(f"{path}.salt", message.salt, HASH_BYTES),
         media=_media_from_wire(f"{path}.media", message.media),
         public_tokens=message.public_tokens,
     )

@@ -99,7 +99,6 @@ def submission_to_wire(submission: Submission) -> worker_v1.Submit:
         salt=submission.scope.salt,
         tenant=submission.tenant,
         retain_seconds=submission.retain_seconds,
-        adapter_digest=submission.scope.adapter_digest,
         media=media_to_wire(submission.scope),
         public_tokens=submission.scope.public_tokens,
         priority=submission.priority,

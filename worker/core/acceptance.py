@@ -15,7 +15,7 @@ _LAST_SAMPLE = (1 << 16) - 1
 def require_runnable(submission: Submission, pool: PoolSpec, max_samples: int) -> None:
     """Raises InvalidRequest, naming the field and both numbers, for what could never run to its end here."""
     _require_tokens(submission.prompt, pool.vocab_size)
-    _require_plain(submission.scope)
+    _require_text(submission.scope)
     _require_within("max_tokens", submission.max_tokens, pool.capacity_tokens)
     _require_within("samples", submission.samples, max_samples)
     if not 0 <= submission.retain_seconds <= MAX_RETAIN_SECONDS:
@@ -78,10 +78,7 @@ def _require_within(field: str, value: int, most: int) -> None:
         raise InvalidRequest(f"{field}: {value}, wanted from 1 to {most}")
 
 
-def _require_plain(scope: Scope) -> None:
-    """This worker runs its model as it is, on text."""
-    if scope.adapter_digest:
-        raise InvalidRequest(f"adapter_digest: {scope.adapter_digest.hex()}, this worker runs no adapters")
+def _require_text(scope: Scope) -> None:
     if scope.media:
         raise InvalidRequest(f"media: {len(scope.media)} of them, this worker takes none")
 

@@ -7,10 +7,8 @@ import pytest
 
 from cache_manager.core.ledger import Ledger
 from octavo.errors import InvalidRequest, StaleEpoch, UnknownSequence, UnknownWorker
-from octavo.ids import SequenceId
-from octavo.records.attend import Attach, TableChange
+from octavo.records.attend import TableChange
 from octavo.records.insight import PoolAudit
-from octavo.records.scope import Scope
 from octavo.status import translated
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.wire.attend import exchange_to_wire
@@ -48,28 +46,6 @@ async def test_a_repeated_prompt_is_attached_to_its_full_blocks(service: Manager
     async with service.worker() as worker:
         assert await worker.compute(1, TOKENS) == 0
         assert await worker.compute(2, TOKENS) == 8
-
-
-async def test_an_adapter_loaded_anew_under_its_name_is_attached_to_nothing_of_the_old_one(
-    service: ManagerService,
-) -> None:
-    """S8: what travels is a digest of the adapter's weights, and no name."""
-    async with service.worker() as worker:
-
-        async def reused(sequence: int, version: bytes) -> int:
-            scope = Scope(adapter_digest=version * 32)
-            wanted = books.exchange(step=2 * sequence - 1, reserves=[(sequence, 10)])
-            attach = Attach(SequenceId(sequence), tuple(TOKENS), scope)
-            ((_, tokens),) = (await worker.send(wanted._replace(attaches=(attach,)))).attached
-            await worker.send(books.exchange(step=2 * sequence, commits={sequence: TOKENS[tokens:]}))
-            return tokens
-
-        assert [await reused(1, b"1"), await reused(2, b"2"), await reused(3, b"2"), await reused(4, b"1")] == [
-            0,
-            0,
-            8,
-            8,
-        ]
 
 
 async def test_a_repeated_exchange_is_answered_alike_and_changes_nothing(service: ManagerService) -> None:

@@ -100,12 +100,19 @@ async def test_each_worker_has_an_index_of_its_own(redis: RedisServer, service: 
 
 
 @pytest.mark.parametrize(
-    "difference", [{"tokenizer_digest": b"u" * 32}, {"model_digest": b"n" * 32}, {"dtype": "bfloat16"}], ids=repr
+    "difference",
+    [
+        {"tokenizer_digest": b"u" * 32},
+        {"model_digest": b"n" * 32},
+        {"adapter_digest": b"a" * 32},
+        {"dtype": "bfloat16"},
+    ],
+    ids=repr,
 )
 async def test_two_managers_that_share_a_redis_never_mix_two_revisions_of_a_model(
     redis: RedisServer, service: ManagerService, difference: dict[str, Any]
 ) -> None:
-    """S12, where no manager sees both nodes: the same prompt under the same name has no member in common."""
+    """S8, S12, where no manager sees both nodes: the same prompt under the same name has no member in common."""
     async with (
         manager_service(redis.url) as other,
         service.worker("one") as one,

@@ -68,6 +68,17 @@ async def test_the_same_manager_takes_a_worker_up_again_whose_stream_broke(servi
     again.drop()
 
 
+async def test_what_an_adapter_has_computed_is_attached_to_nothing_of_the_next_one(service: ManagerService) -> None:
+    """S8: even where a worker with another adapter under the same name tells of the old one's blocks as its own."""
+    prompt = tokens_of(0, 10)
+    async with service.worker(adapter_digest=b"1" * 32) as old:
+        assert [await old.compute(1, prompt), await old.compute(2, prompt)] == [0, 8]
+        told = old.mirror.inventory()
+        async with service.worker(adapter_digest=b"2" * 32, inventory=told, last=old) as new:
+            new.mirror = old.mirror
+            assert [await new.compute(3, prompt), await new.compute(4, prompt)] == [0, 8]
+
+
 async def test_an_inventory_that_contradicts_itself_is_refused_and_leaves_nothing(service: ManagerService) -> None:
     worker = WorkerStandIn(service.stub)
     with pytest.raises(InvalidRequest, match=r"inventory.published: 3 bytes, wanted a multiple of 68"):
@@ -139,6 +150,7 @@ async def test_a_process_whose_place_was_taken_does_not_take_it_back(service: Ma
     [
         ("model_digest", b"n" * 32, "6e" * 32),
         ("tokenizer_digest", b"u" * 32, "75" * 32),
+        ("adapter_digest", b"a" * 32, "61" * 32),
         ("dtype", "bfloat16", "bfloat16"),
         ("kv_dtype", "float8_e4m3fn", "float8_e4m3fn"),
         ("block_size", 8, "8"),
@@ -153,7 +165,7 @@ async def test_a_model_is_one_thing_whoever_serves_it(
         with pytest.raises(InvalidRequest) as refusal:
             await second.register(pool_spec(**{field: value}))
         mine = getattr(SPEC, field)
-        served = mine.hex() if isinstance(mine, bytes) else mine
+        served = (mine.hex() or "none") if isinstance(mine, bytes) else mine
         assert str(refusal.value) == f"pool.{field}: {printed}, worker first serves tiny with {served}"
         async with service.worker("second", model="another name", **{field: value}), service.worker("third"):
             await first.exchange()

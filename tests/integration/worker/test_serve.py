@@ -182,7 +182,6 @@ async def test_a_gateway_that_only_stops_speaking_has_ended_its_stream(worker: W
         ({"sampling": {"top_p": 0.0}}, "sampling.top_p: 0, wanted in"),
         ({"salt": b"short"}, "submit.salt: 5 bytes, wanted 0 or 32"),
         ({"tenant": b"short"}, "submit.tenant: 5 bytes, wanted 0 or 8"),
-        ({"adapter_digest": b"a" * 32}, "adapter_digest: 61616161"),
         ({"media": [{"position": 1, "digest": b"i" * 32}]}, "media: 1 of them, this worker takes none"),
         ({"request": 2}, "request: 2 is running on this stream already"),
     ],

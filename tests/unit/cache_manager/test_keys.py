@@ -20,12 +20,12 @@ OTHER_POOLS = {
     "dtype": "bfloat16",
     "kv_dtype": "float8_e4m3fn",
     "block_size": 8,
+    "adapter_digest": b"A" * 32,
 }
 IMAGE = Media(5, b"i" * 32)
-SCOPE = Scope(salt=b"s" * 32, adapter_digest=b"a" * 32, media=(IMAGE,))
+SCOPE = Scope(salt=b"s" * 32, media=(IMAGE,))
 OTHER_SCOPES = {
     "salt": b"S" * 32,
-    "adapter_digest": b"A" * 32,
     "media": (replace(IMAGE, digest=b"I" * 32),),
 }
 
@@ -36,7 +36,7 @@ def test_the_tables_name_every_field_of_the_key():
 
 @pytest.mark.parametrize("field", OTHER_POOLS)
 def test_workers_whose_pools_differ_in_a_field_of_the_key_publish_no_block_under_the_same_name(field):
-    """S6: dtype, model revision, and what else makes a worker's keys and values."""
+    """S6, S8: dtype, model revision, adapter, and what else makes a worker's keys and values."""
     one, other = open_ledger(), open_ledger(**{field: OTHER_POOLS[field]})
     for ledger in (one, other):
         compute(ledger, A, PROMPT)
@@ -72,7 +72,7 @@ def scopes_but_for(field):
     ids=repr,
 )
 def test_sequences_whose_scopes_differ_in_one_field_share_no_block(other):
-    """S6, S51: image, its place, adapter, tenant."""
+    """S6, S51: image, its place, tenant."""
     ledger = open_ledger()
     compute_in(ledger, A, SCOPE)
     assert ledger.attach(B, PROMPT, other) == 0
@@ -81,17 +81,6 @@ def test_sequences_whose_scopes_differ_in_one_field_share_no_block(other):
     assert ledger.attach(C, PROMPT, SCOPE) == 12
     assert ledger.blocks(C) == ledger.blocks(A)[:3]
     ledger.check()
-
-
-def test_an_adapter_that_is_loaded_anew_under_its_name_finds_nothing_of_the_old_one():
-    """S8: the key holds what the adapter is, and not what it is called."""
-    ledger = open_ledger()
-    first, second = (Scope(adapter_digest=version * 32) for version in (b"1", b"2"))
-    assert compute_in(ledger, A, first) == 0
-    assert compute_in(ledger, B, second) == 0
-    assert not {*ledger.blocks(A)} & {*ledger.blocks(B)}
-    assert ledger.attach(C, PROMPT, second) == 12
-    assert ledger.blocks(C) == ledger.blocks(B)[:3]
 
 
 def test_what_was_published_before_a_reset_is_not_found_after_it():
