@@ -237,7 +237,7 @@ class Dispatcher:
     @contextmanager
     def _charged(self, job: Job, account: Account) -> Generator["_Charge"]:
         """Take what a job may need out of the tenant's quota, and give back what it did not. Raises QuotaExceeded."""
-        self._quotas.charge(account.tag, account.quota, job.tokens, job.arrived)
+        self._quotas.charge(account.tag, account.quota, job.tokens, job.arrived, job.request.max_tokens_field)
         charge = _Charge()
         try:
             yield charge

@@ -192,7 +192,7 @@ def _measured(prompt: Sequence[int], request: Generation, pools: Sequence[PoolSp
     if not pools:
         return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     check_vocabulary(prompt, request, min(pool.vocab_size for pool in pools))
-    return output_budget(len(prompt), request.max_tokens, pools)
+    return output_budget(len(prompt), request.max_tokens, pools, request.max_tokens_field)
 
 
 def _scope_of(prompt: Sequence[int], salt: bytes, model: ServedModel) -> Scope:

@@ -25,11 +25,13 @@ DEFAULT_MAX_TOKENS = 256
 """Output tokens a sample when the client names no number."""
 
 
-def output_budget(prompt_tokens: int, max_tokens: int | None, pools: Iterable[PoolSpec]) -> int:
+def output_budget(
+    prompt_tokens: int, max_tokens: int | None, pools: Iterable[PoolSpec], field: str = "max_tokens"
+) -> int:
     """Output tokens a sample may have, where one of `pools` (at least one) must hold prompt and output together.
 
     Raises:
-        InvalidRequest: no pool can ever hold it, however long it waits.
+        InvalidRequest: no pool can ever hold it, however long it waits; calls the output by its `field`.
     """
     pools = tuple(pools)
     longest = max(pool.max_model_tokens for pool in pools)
@@ -39,7 +41,7 @@ def output_budget(prompt_tokens: int, max_tokens: int | None, pools: Iterable[Po
     wanted = 1 if max_tokens is None else max_tokens
     if prompt_tokens + wanted > largest:
         raise InvalidRequest(
-            f"prompt + max_tokens: {prompt_tokens} + {wanted} = {prompt_tokens + wanted} tokens, "
+            f"prompt + {field}: {prompt_tokens} + {wanted} = {prompt_tokens + wanted} tokens, "
             f"{'the model takes' if largest == longest else 'the largest pool holds'} {largest}"
         )
     return min(DEFAULT_MAX_TOKENS, largest - prompt_tokens) if max_tokens is None else max_tokens

@@ -62,18 +62,18 @@ class Quotas:
         self._requests: dict[Hashable, TokenBucket] = {}
         self._tokens: dict[Hashable, TokenBucket] = {}
 
-    def charge(self, tenant: Hashable, quota: Quota, tokens: int, now: float) -> None:
+    def charge(self, tenant: Hashable, quota: Quota, tokens: int, now: float, output_field: str = "max_tokens") -> None:
         """Charge a request that may take so many tokens.
 
         Raises:
-            InvalidRequest: it takes more than the tenant has in any minute.
+            InvalidRequest: it takes more than the tenant has in any minute; calls the outputs by their field.
             QuotaExceeded: not now; says when. Nothing is charged.
         """
         requests = _bucket(self._requests, tenant, quota.requests_per_minute, now)
         amounts = _bucket(self._tokens, tenant, quota.tokens_per_minute, now)
         if amounts is not None and tokens > amounts.per_minute:
             raise InvalidRequest(
-                f"prompt + n x max_tokens: {tokens} tokens, the tenant's quota is {amounts.per_minute} a minute"
+                f"prompt + n x {output_field}: {tokens} tokens, the tenant's quota is {amounts.per_minute} a minute"
             )
         _require(requests, 1, "requests", now)
         _require(amounts, tokens, "tokens", now)

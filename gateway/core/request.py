@@ -73,6 +73,8 @@ class Generation:
     """Empty: the only one there is."""
     max_tokens: int | None = None
     """Output tokens a sample; None: DEFAULT_MAX_TOKENS, or what the model and the pool leave."""
+    max_tokens_field: str = "max_tokens"
+    """What the client called them: a refusal names what was sent."""
     samples: int = 1
     temperature: float = 0.0
     top_k: int = 0
@@ -149,12 +151,6 @@ def check_request(request: Generation, limits: Limits) -> None:
     _check_counts(request, limits)
     _check_sampling(request, limits)
     _check_stop(request, limits)
-
-
-def require_output(field: str, max_tokens: int | None) -> None:
-    """Refuse output tokens that are none. Raises InvalidRequest, which names the field as the client does."""
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest(f"{field}: {max_tokens}, wanted at least 1")
 
 
 def check_batch(requests: int, limits: Limits) -> None:
@@ -235,15 +231,17 @@ def _check_bytes(field: str, size: int, limits: Limits) -> None:
 
 
 def _check_counts(request: Generation, limits: Limits) -> None:
-    require_output("max_tokens", request.max_tokens)
+    most = request.max_tokens
+    if most is not None and most < 1:
+        raise InvalidRequest(f"{request.max_tokens_field}: {most}, wanted at least 1")
     if not 1 <= request.samples <= limits.max_samples:
         raise InvalidRequest(f"n: {request.samples}, wanted 1 to {limits.max_samples}")
     if not request.samples <= request.made_samples <= limits.max_samples:
         raise InvalidRequest(f"best_of: {request.best_of}, wanted n ({request.samples}) to {limits.max_samples}")
     if request.min_tokens < 0:
         raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at least 0")
-    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
-        raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at most max_tokens ({request.max_tokens})")
+    if most is not None and request.min_tokens > most:
+        raise InvalidRequest(f"min_tokens: {request.min_tokens}, wanted at most {request.max_tokens_field} ({most})")
     salt_bytes = len(request.cache_salt.encode())
     if salt_bytes > MAX_SALT_BYTES:
         raise InvalidRequest(f"cache_salt: {salt_bytes} bytes, at most {MAX_SALT_BYTES}")

@@ -95,6 +95,8 @@ _NAMES = (
     ("beam.", ""),
 )
 """The gRPC schema's name of a field -> its name here."""
+_RELATED = ((" with beam.width ", " with best_of "), (" with beam,", " with use_beam_search,"))
+"""The same of a second field, in the words of rules about two."""
 
 
 def problem_of(error: Exception) -> Problem:
@@ -142,7 +144,10 @@ def _named_here(message: str) -> tuple[str | None, str]:
         if field.startswith(theirs):
             field = ours + field.removeprefix(theirs)
             break
-    return field, field + message[found.end() :]
+    rule = message[found.end() :]
+    for theirs, ours in _RELATED:
+        rule = rule.replace(theirs, ours)
+    return field, field + rule
 
 
 def _path(parts: Sequence[str | int]) -> str:

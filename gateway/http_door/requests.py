@@ -4,12 +4,13 @@ The fields are OpenAI's, and those that vLLM added and load generators send. Eac
 where it changes nothing, or refused by its name (docs/adr/0030-the-http-door.md).
 """
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import to_json
 
-from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt, require_output
+from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
 from gateway.http_door.fields import Fields, Float32, Ignored, Int32, Only, Seed, Strings, TokenId, TokenIdKey, Unserved
 from gateway.http_door.forms import Extras
 from octavo.records.sampling import BeamSearch
@@ -348,14 +349,16 @@ class ChatRequest(GenerationFields):
         )
 
     def generation(self) -> Generation:
-        """What it means. Raises InvalidRequest for what only this form of a request can name."""
-        require_output("max_completion_tokens", self.max_completion_tokens)
-        return self._generation(
+        """What it means."""
+        asked = self._generation(
             _chat(self.messages, self.tools if self.may_call else None),
-            max_tokens=_or(self.max_completion_tokens, self.max_tokens),
+            max_tokens=self.max_tokens,
             logprobs=_or(self.top_logprobs, 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
         )
+        if self.max_completion_tokens is None:
+            return asked
+        return replace(asked, max_tokens=self.max_completion_tokens, max_tokens_field="max_completion_tokens")
 
 
 def _chat(messages: list[Message], tools: list[Tool] | None) -> ChatPrompt:

@@ -386,7 +386,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         {"prompt": "x", "use_beam_search": True, "temperature": 0.5},
         400,
         "temperature",
-        "with beam",
+        "temperature: 0.5 with use_beam_search, wanted 0",
+    ),
+    "logprobs of a search": (
+        "chat/completions",
+        {"messages": HELLO, "use_beam_search": True, "logprobs": True},
+        400,
+        "logprobs",
+        "logprobs: 0 with use_beam_search, wanted none: of a search only each text's cumulative_logprob is told",
+    ),
+    "more choices than a search keeps": (
+        "completions",
+        {"prompt": "x", "use_beam_search": True, "best_of": 2, "n": 3},
+        400,
+        "n",
+        "n: 3 with best_of 2, wanted at most as many",
     ),
     "a search for too much": (
         "completions",
@@ -452,6 +466,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
         400,
         "max_completion_tokens",
         "max_completion_tokens: -1, wanted at least 1",
+    ),
+    "less than is wanted at least, under the newer name": (
+        "chat/completions",
+        {"messages": HELLO, "max_completion_tokens": 2, "min_tokens": 3},
+        400,
+        "min_tokens",
+        "min_tokens: 3, wanted at most max_completion_tokens (2)",
+    ),
+    "more than a pool holds, under the newer name": (
+        "chat/completions",
+        {"messages": HELLO, "max_completion_tokens": 1 << 30, "max_tokens": 1},
+        400,
+        None,
+        "prompt + max_completion_tokens: ",
     ),
     "no output under the older name": (
         "chat/completions",

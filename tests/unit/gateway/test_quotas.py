@@ -1,5 +1,7 @@
 """What a tenant may have in a minute, and when it may have more."""
 
+import re
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -31,6 +33,8 @@ def test_what_a_request_did_not_take_is_given_back() -> None:
 def test_a_request_of_more_than_a_minute_holds_can_never_pass() -> None:
     with pytest.raises(InvalidRequest, match="101 tokens, the tenant's quota is 100 a minute"):
         Quotas().charge("acme", Quota(tokens_per_minute=100), 101, 0.0)
+    with pytest.raises(InvalidRequest, match=re.escape("prompt + n x max_completion_tokens: 101")):
+        Quotas().charge("acme", Quota(tokens_per_minute=100), 101, 0.0, "max_completion_tokens")
 
 
 def test_a_refusal_charges_nothing_and_no_tenant_pays_for_another() -> None:
