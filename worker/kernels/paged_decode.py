@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from worker.kernels.launch import Call, decode_shape
-from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor, parts_of, whole
+from worker.kernels.paged_tile import LOG2_E, head_factor, load_queries, nothing_seen, sweep, unit_of_scores, whole
 
 SHORTEST_SPLIT = tl.constexpr(256)
 """Positions; a program below takes longer to start than to read."""
@@ -154,27 +154,20 @@ def _split_kernel(
     live = row < GROUP
     stored = live[:, None] & (element < D)[None, :]
     at = token * q_token_stride + head * q_head_stride
-    q = tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT)
-    q = parts_of(q, POOL)
-    peak = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
+    q = load_queries(q_ptr, at, element, stored, POOL, DOT)
+    peak, total, acc = nothing_seen(ROWS, D_PADDED, POOL)
     if sinks_ptr is not None:  # noqa: SIM102 - the one is decided when compiling, the other when running
         if z == 0:  # a sink is a position before all others: its score counts, its value is zero
             peak = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
             total += 1.0
-    score_unit = scale * head_factor(k_scale_ptr, kv_head, POOL)
-    if soft_cap is None:
-        score_unit *= LOG2_E
+    score_unit = unit_of_scores(scale, soft_cap, k_scale_ptr, kv_head, POOL)
     row_begin = tl.zeros((ROWS,), tl.int32) + begin
     row_end = tl.zeros((ROWS,), tl.int32) + length
-    for start in range(first, end, TILE):
-        peak, total, acc = attend_tile(
-            q, peak, total, acc,
-            k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD, tables_ptr + b * table_stride,
-            start, end, row_begin, row_end, score_unit, soft_cap,
-            K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
-        )  # fmt: skip
+    peak, total, acc = sweep(
+        q, peak, total, acc, k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD, tables_ptr + b * table_stride,
+        first, end, row_begin, row_end, score_unit, soft_cap,
+        K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
+    )  # fmt: skip
     out = whole(acc) / total[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
     if done + tl.cdiv(length - origin, split) == 1:
         at = (token * HQ + head) * D

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from worker.kernels.launch import Call, shared_shape
-from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor, parts_of, whole
+from worker.kernels.paged_tile import LOG2_E, head_factor, load_queries, nothing_seen, sweep, unit_of_scores, whole
 
 
 @triton.jit
@@ -35,22 +35,6 @@ def _find_sequence(starts_ptr, sequences, program, QUERIES: tl.constexpr):
         else:
             high = middle
     return low
-
-
-@triton.jit
-def _sweep(
-    q, peak, total, acc, k_ptr, v_ptr, table_ptr, first, end, row_begin, row_end, score_unit, soft_cap,
-    K_BLOCK: tl.constexpr, K_SLOT: tl.constexpr, V_BLOCK: tl.constexpr, V_SLOT: tl.constexpr,
-    D: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
-    POOL: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`attend_tile` over positions [first, end), a multiple of TILE unless MASKED."""
-    for start in range(first, end, TILE):
-        peak, total, acc = attend_tile(
-            q, peak, total, acc, k_ptr, v_ptr, table_ptr, start, end, row_begin, row_end, score_unit, soft_cap,
-            K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, MASKED, POOL, DOT, PRECISION,
-        )  # fmt: skip
-    return peak, total, acc
 
 
 @triton.jit
@@ -108,17 +92,12 @@ def _prefill_kernel(
     live = (row < QUERIES * GROUP) & (own < count)
     stored = live[:, None] & (element < D)[None, :]
     at = (token + own).to(tl.int64) * q_token_stride + head * q_head_stride
-    q = tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT)
-    q = parts_of(q, POOL)
-    peak = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
+    q = load_queries(q_ptr, at, element, stored, POOL, DOT)
+    peak, total, acc = nothing_seen(ROWS, D_PADDED, POOL)
     if sinks_ptr is not None:  # a position before all others: its score counts, its value is zero
         peak = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
         total += 1.0
-    score_unit = scale * head_factor(k_scale_ptr, kv_head, POOL)
-    if soft_cap is None:
-        score_unit *= LOG2_E
+    score_unit = unit_of_scores(scale, soft_cap, k_scale_ptr, kv_head, POOL)
 
     # Row r sees [row_begin[r], row_end[r]); the program reads [begin, end); every row sees all of [inner, full).
     row_end = history + own + 1
@@ -137,15 +116,15 @@ def _prefill_kernel(
         inner = begin + tl.cdiv(tl.maximum(end - window, 0) - begin, TILE) * TILE
         inner = tl.minimum(tl.maximum(inner, begin), begin + tl.cdiv(end - begin, TILE) * TILE)
         full = inner + tl.maximum(history + query + 1 - inner, 0) // TILE * TILE
-        peak, total, acc = _sweep(
+        peak, total, acc = sweep(
             q, peak, total, acc, k_ptr, v_ptr, table_ptr, begin, tl.minimum(inner, end), row_begin, row_end,
             score_unit, soft_cap, K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
         )  # fmt: skip
-    peak, total, acc = _sweep(
+    peak, total, acc = sweep(
         q, peak, total, acc, k_ptr, v_ptr, table_ptr, inner, full, row_begin, row_end,
         score_unit, soft_cap, K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, False, POOL, DOT, PRECISION,
     )  # fmt: skip
-    peak, total, acc = _sweep(
+    peak, total, acc = sweep(
         q, peak, total, acc, k_ptr, v_ptr, table_ptr, full, end, row_begin, row_end,
         score_unit, soft_cap, K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
     )  # fmt: skip

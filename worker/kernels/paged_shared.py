@@ -18,7 +18,7 @@ import triton.language as tl
 
 from worker.kernels.launch import Call, shared_shape
 from worker.kernels.paged_decode import Partial, most_splits, split_positions
-from worker.kernels.paged_tile import LOG2_E, attend_tile, head_factor, parts_of, whole
+from worker.kernels.paged_tile import head_factor, load_queries, nothing_seen, sweep, unit_of_scores, whole
 from worker.kernels.shared_prefix import SharedPrefixes
 
 
@@ -86,23 +86,17 @@ def _shared_kernel(
     token = tl.load(starts_ptr + b, mask=live, other=0).to(tl.int64)
     stored = live[:, None] & (element < D)[None, :]
     at = token * q_token_stride + head * q_head_stride
-    q = tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT)
-    q = parts_of(q, POOL)
-    peak = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
-    score_unit = scale * head_factor(k_scale_ptr, kv_head, POOL)
-    if soft_cap is None:
-        score_unit *= LOG2_E
+    q = load_queries(q_ptr, at, element, stored, POOL, DOT)
+    peak, total, acc = nothing_seen(ROWS, D_PADDED, POOL)
+    score_unit = unit_of_scores(scale, soft_cap, k_scale_ptr, kv_head, POOL)
     row_begin = tl.zeros((ROWS,), tl.int32)
     row_end = row_begin + positions
     table_ptr = tables_ptr + tl.load(members_ptr + first_member).to(tl.int64) * table_stride
-    for start in range(first, end, TILE):
-        peak, total, acc = attend_tile(
-            q, peak, total, acc, k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD, table_ptr,
-            start, end, row_begin, row_end, score_unit, soft_cap,
-            K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
-        )  # fmt: skip
+    peak, total, acc = sweep(
+        q, peak, total, acc, k_ptr + kv_head * K_HEAD, v_ptr + kv_head * V_HEAD, table_ptr,
+        first, end, row_begin, row_end, score_unit, soft_cap,
+        K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, True, POOL, DOT, PRECISION,
+    )  # fmt: skip
     out = whole(acc) / total[:, None] * head_factor(v_scale_ptr, kv_head, POOL)
     at = (b * HQ + head) * SPLITS + z
     tl.store(partial_ptr + at[:, None] * D + element[None, :], out, mask=stored)

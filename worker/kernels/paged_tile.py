@@ -118,6 +118,28 @@ def add_values(acc, fade, weights, v, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def load_queries(q_ptr, at, element, stored, POOL: tl.constexpr, DOT: tl.constexpr):
+    """Rows of queries [M, D'] in parts, zero where not `stored`; row r lies from `q_ptr + at[r]` on."""
+    return parts_of(tl.load(q_ptr + at[:, None] + element[None, :], mask=stored, other=0.0).to(DOT), POOL)
+
+
+@triton.jit
+def nothing_seen(ROWS: tl.constexpr, D_PADDED: tl.constexpr, POOL: tl.constexpr):
+    """Peak, total and sums of rows before their first position."""
+    acc = parts_of(tl.zeros((ROWS, D_PADDED), tl.float32), POOL)
+    return tl.full((ROWS,), -float("inf"), tl.float32), tl.zeros((ROWS,), tl.float32), acc
+
+
+@triton.jit
+def unit_of_scores(scale, soft_cap, k_scale_ptr, kv_head, POOL: tl.constexpr):
+    """What products of queries and keys are multiplied by: in units of log2, unless a soft cap comes in between."""
+    unit = scale * head_factor(k_scale_ptr, kv_head, POOL)
+    if soft_cap is None:
+        unit *= LOG2_E
+    return unit
+
+
+@triton.jit
 def attend_tile(
     q,
     peak,
@@ -175,3 +197,19 @@ def attend_tile(
     v = load_tile(v_ptr + (block * V_BLOCK + offset * V_SLOT)[:, None] + word, readable, POOL, DOT)
     acc = add_values(acc, fade, weights.to(DOT), v, PRECISION)
     return new_peak, total * fade + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def sweep(
+    q, peak, total, acc, k_ptr, v_ptr, table_ptr, first, end, row_begin, row_end, score_unit, soft_cap,
+    K_BLOCK: tl.constexpr, K_SLOT: tl.constexpr, V_BLOCK: tl.constexpr, V_SLOT: tl.constexpr,
+    D: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+    POOL: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`attend_tile` over positions [first, end), a multiple of TILE unless MASKED."""
+    for start in range(first, end, TILE):
+        peak, total, acc = attend_tile(
+            q, peak, total, acc, k_ptr, v_ptr, table_ptr, start, end, row_begin, row_end, score_unit, soft_cap,
+            K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, MASKED, POOL, DOT, PRECISION,
+        )  # fmt: skip
+    return peak, total, acc
