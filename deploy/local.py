@@ -32,7 +32,7 @@ from octavo.service import open_channel
 from octavo.settings import PREFIX, TransportSettings, split_address
 from octavo.status import translated
 from octavo.tenants import FILE_VARIABLE, api_key_in, credentials, read_tenants
-from octavo.transport import Transport
+from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import gateway_pb2, gateway_pb2_grpc
 
 START_SECONDS = 300.0
@@ -94,7 +94,8 @@ class Cluster:
         assert gateways > 0, f"gateways: {gateways}, wanted at least 1"
         shared = _environment(env or {}, workers)
         self._credentials = credentials(shared.get("OCTAVO_API_KEY"))
-        self._transport = transport_of(shared)
+        self._transport = PLAINTEXT
+        """How to call the services; read from their files at the start."""
         grace = {"OCTAVO_GRACE_SECONDS": f"{grace_seconds:g}"}
         self._stop_seconds = grace_seconds + _KILL_AFTER_SECONDS
         self._on_line = on_line
@@ -173,7 +174,8 @@ class Cluster:
 
         Raises:
             StartFailed: a process ended before it was ready, or not all were in START_SECONDS; or, before anything is
-                started, a port is taken, or there is a tenants file and OCTAVO_API_KEY holds no key of it.
+                started, a port is taken, the services could not call one another over TLS, or there is a tenants file
+                and OCTAVO_API_KEY holds no key of it.
         """
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -188,6 +190,7 @@ class Cluster:
 
     async def _start(self) -> None:
         self._check_key()
+        self._transport = _transport_of(self.gateway.env)
         for port in (self.manager.port, self.gateway.port, split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])[1]):
             _check_free(port)
         await self.redis.start()
@@ -373,11 +376,24 @@ def _environment(env: Mapping[str, str], workers: int) -> dict[str, str]:
     }
 
 
-def transport_of(env: Mapping[str, str]) -> Transport:
-    """How to call services that were started with these variables. Raises ValueError, which names the setting."""
+def _transport_of(env: Mapping[str, str]) -> Transport:
+    """How services that are all started with these variables are called, by one another as well.
+
+    Raises:
+        StartFailed: a file is not what it should be, or they would be served over TLS and called in clear, or the other
+            way round; names the variable.
+    """
     names = {name: f"{PREFIX}{name.upper()}" for name in TransportSettings.model_fields}
     given = {name: env[variable] for name, variable in names.items() if env.get(variable)}
-    return TransportSettings.model_validate(given).transport()
+    try:
+        transport = TransportSettings.model_validate(given).transport()
+    except ValueError as error:
+        raise StartFailed(str(error)) from error
+    if bool(transport.certificate) != bool(transport.authorities):
+        missing, there = ("CA", "CERT") if transport.certificate else ("CERT", "CA")
+        why = "services that are all on one machine are served over TLS and call one another over TLS, or neither"
+        raise StartFailed(f"{PREFIX}TLS_{missing}: unset, {PREFIX}TLS_{there} wants it beside itself: {why}")
+    return transport
 
 
 def _announced_port(line: str) -> int | None:

@@ -114,7 +114,7 @@ class TransportSettings(BaseSettings):
     )
 
     def transport(self) -> Transport:
-        """The files, read. Raises ValueError, which names the setting."""
+        """The files, read. Raises ValueError, which names the variable."""
         return read_transport(
             self.tls_cert, self.tls_key, self.tls_ca, self.tls_peer_name, self.fleet_key.get_secret_value()
         )

@@ -23,6 +23,9 @@ from octavo.errors import Unauthenticated
 FLEET_KEY = "octavo-fleet-key"
 """The metadata of a call within the fleet that holds the key."""
 
+_CERTIFICATE, _KEY, _AUTHORITIES = "OCTAVO_TLS_CERT", "OCTAVO_TLS_KEY", "OCTAVO_TLS_CA"
+"""Where a process is told of its files (octavo.settings)."""
+
 OPEN_METHODS = ("/grpc.health.v1.Health/",)
 """What anybody may ask an internal service."""
 
@@ -80,29 +83,29 @@ def read_transport(
     """A transport of files.
 
     Raises:
-        ValueError: a file cannot be read, or is there without the one that belongs to it; names its setting.
+        ValueError: a file cannot be read, or is there without the one that belongs to it; names its variable.
     """
     if (certificate is None) != (private_key is None):
-        missing, there = ("tls_key", "tls_cert") if private_key is None else ("tls_cert", "tls_key")
+        missing, there = (_KEY, _CERTIFICATE) if private_key is None else (_CERTIFICATE, _KEY)
         raise ValueError(f"{missing}: unset, {there} wants it beside itself")
     return Transport(
-        certificate=_read("tls_cert", certificate, b"-----BEGIN CERTIFICATE-----"),
-        private_key=_read("tls_key", private_key, b"PRIVATE KEY-----"),
-        authorities=_read("tls_ca", authorities, b"-----BEGIN CERTIFICATE-----"),
+        certificate=_read(_CERTIFICATE, certificate, b"-----BEGIN CERTIFICATE-----"),
+        private_key=_read(_KEY, private_key, b"PRIVATE KEY-----"),
+        authorities=_read(_AUTHORITIES, authorities, b"-----BEGIN CERTIFICATE-----"),
         peer_name=peer_name,
         fleet_key=fleet_key,
     )
 
 
-def _read(setting: str, file: Path | None, mark: bytes) -> bytes:
+def _read(variable: str, file: Path | None, mark: bytes) -> bytes:
     if file is None:
         return b""
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ValueError(f"{setting}: {file}: {error.strerror}") from error
+        raise ValueError(f"{variable}: {file}: {error.strerror}") from error
     if mark not in content:  # gRPC would only say that nobody can connect
-        raise ValueError(f"{setting}: {file} of {len(content)} bytes is no PEM file with {mark.decode()!r} in it")
+        raise ValueError(f"{variable}: {file} of {len(content)} bytes is no PEM file with {mark.decode()!r} in it")
     return content
 
 

@@ -13,7 +13,8 @@ def transport() -> Transport:
         return TransportSettings().transport()
     except ValidationError as error:
         problem = error.errors()[0]
-        raise CommandFailed(f"{PREFIX}{str(problem['loc'][0]).upper()}: {problem['msg']}") from error
+        raise CommandFailed(
+            f"{PREFIX}{str(problem['loc'][0]).upper()}: {problem['msg'].removeprefix('Value error, ')}"
+        ) from error
     except ValueError as error:
-        setting, _, reason = str(error).partition(":")
-        raise CommandFailed(f"{PREFIX}{setting.upper()}:{reason}") from error
+        raise CommandFailed(str(error)) from error

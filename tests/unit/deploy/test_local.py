@@ -41,6 +41,33 @@ async def test_a_tenants_file_that_does_not_parse_fails_the_start_by_its_field(t
         await cluster.start()
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("CERT", "KEY"), "OCTAVO_TLS_CA: unset, OCTAVO_TLS_CERT wants it beside itself"),
+        (("CA",), "OCTAVO_TLS_CERT: unset, OCTAVO_TLS_CA wants it beside itself"),
+        (("CERT", "CA"), "OCTAVO_TLS_KEY: unset, OCTAVO_TLS_CERT wants it beside itself"),
+    ],
+)
+async def test_services_that_could_not_call_one_another_over_tls_are_not_started(
+    given: tuple[str, ...], why: str, tmp_path: Path
+) -> None:
+    variables = Authority(tmp_path).variables("own")
+    cluster = Cluster(env={name: variables[name] for name in (f"OCTAVO_TLS_{part}" for part in given)})
+
+    with pytest.raises(StartFailed, match=why):
+        await cluster.start()
+
+    assert not any(process.running for process in cluster.processes)
+
+
+async def test_a_certificate_that_is_not_there_is_told_by_its_variable(tmp_path: Path) -> None:
+    variables = Authority(tmp_path).variables("own") | {"OCTAVO_TLS_CERT": str(tmp_path / "absent.pem")}
+
+    with pytest.raises(StartFailed, match=r"OCTAVO_TLS_CERT: .*absent.pem: No such file"):
+        await Cluster(env=variables).start()
+
+
 def test_a_callers_authorities_are_told_where_the_http_api_is_served_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     served = authority.variables("own")

@@ -167,16 +167,16 @@ class TestFleetKey:
 class TestFiles:
     def test_a_certificate_wants_its_key(self, tmp_path: Path) -> None:
         own = Authority(tmp_path).issue("own")
-        with pytest.raises(ValueError, match="tls_key: unset, tls_cert wants it beside itself"):
+        with pytest.raises(ValueError, match="OCTAVO_TLS_KEY: unset, OCTAVO_TLS_CERT wants it beside itself"):
             read_transport(own.certificate, None, None)
-        with pytest.raises(ValueError, match="tls_cert: unset, tls_key wants it beside itself"):
+        with pytest.raises(ValueError, match="OCTAVO_TLS_CERT: unset, OCTAVO_TLS_KEY wants it beside itself"):
             read_transport(None, own.key, None)
 
     def test_a_file_that_is_not_there_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"tls_ca: .*absent.pem: No such file"):
+        with pytest.raises(ValueError, match=r"OCTAVO_TLS_CA: .*absent.pem: No such file"):
             read_transport(None, None, tmp_path / "absent.pem")
 
     def test_a_file_of_something_else_is_named(self, tmp_path: Path) -> None:
         own = Authority(tmp_path).issue("own")
-        with pytest.raises(ValueError, match=r"tls_cert: .*own-key.pem of \d+ bytes is no PEM file"):
+        with pytest.raises(ValueError, match=r"OCTAVO_TLS_CERT: .*own-key.pem of \d+ bytes is no PEM file"):
             read_transport(own.key, own.certificate, None)
