@@ -14,6 +14,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=Hashable)
@@ -42,6 +43,11 @@ class _Line(Generic[Item]):
     deficit: float = 0.0
     granted: bool = False
     """The quantum of this turn."""
+
+    @property
+    def shortage(self) -> float:
+        """Tokens that are still to be granted before its first item can be served; at most 0 if none are."""
+        return self.waiting[0].tokens - self.deficit
 
 
 class FairQueue(Generic[Flow, Item]):
@@ -95,16 +101,37 @@ class FairQueue(Generic[Flow, Item]):
 
     def head(self) -> Item | None:
         """The item whose turn it is; None if none waits."""
-        while self._turns:
-            line = self._lines[self._turns[0]]
-            if not line.granted:
-                line.deficit += self._quantum * line.weight
-                line.granted = True
-            if line.deficit >= line.waiting[0].tokens:
-                return line.waiting[0].item
+        if not self._turns:
+            return None
+        visits = 0
+        while (line := self._line_in_turn()).shortage > 0:
             line.granted = False
             self._turns.rotate(-1)
-        return None
+            visits += 1
+            if visits % len(self._turns) == 0:
+                self._pass_idle_rounds()
+        return line.waiting[0].item
+
+    def _line_in_turn(self) -> _Line[Item]:
+        """The first flow's, with what it is granted in this turn."""
+        line = self._lines[self._turns[0]]
+        if not line.granted:
+            self._grant(line, 1)
+            line.granted = True
+        return line
+
+    def _grant(self, line: _Line[Item], turns: int) -> None:
+        line.deficit += turns * self._quantum * line.weight
+
+    def _pass_idle_rounds(self) -> None:
+        """Grant at once what all would get in the rounds before the next in which somebody is served.
+
+        There may be millions: nothing but its type bounds what a request asks for while there is no worker.
+        """
+        lines = self._lines.values()
+        rounds = min(ceil(line.shortage / (self._quantum * line.weight)) for line in lines) - 1
+        for line in lines:
+            self._grant(line, rounds)
 
     def serve(self, item: Item) -> None:
         """Take out what `head` said, on its flow's account."""

@@ -1,7 +1,9 @@
 """Turns between flows, against plain lists, and the bound on what one flow may get more than another."""
 
+from collections import deque
 from itertools import combinations, count
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -84,3 +86,45 @@ class Turns(RuleBasedStateMachine):
 
 
 TestTurns = Turns.TestCase
+
+
+def served_round_by_round(waiting: dict[str, list[int]]) -> list[tuple[str, int]]:
+    """(flow, tokens) in the order of service, by the paper's own loop: a turn after the other, a quantum for each."""
+    lines = {flow: deque(tokens) for flow, tokens in waiting.items()}
+    deficits = dict.fromkeys(lines, 0.0)
+    served: list[tuple[str, int]] = []
+    while lines:
+        for flow, line in list(lines.items()):
+            deficits[flow] += QUANTUM * WEIGHTS[flow]
+            while line and line[0] <= deficits[flow]:
+                deficits[flow] -= line[0]
+                served.append((flow, line.popleft()))
+            if not line:
+                del lines[flow]
+    return served
+
+
+@given(waiting=st.dictionaries(flows, st.lists(st.integers(1, 40 * LARGEST), min_size=1, max_size=5)))
+def test_rounds_in_which_nobody_is_served_change_nothing_but_what_all_are_granted(
+    waiting: dict[str, list[int]],
+) -> None:
+    queue: FairQueue[str, tuple[str, int]] = FairQueue(QUANTUM)
+    tokens_of = {(flow, at): tokens for flow, line in waiting.items() for at, tokens in enumerate(line)}
+    for (flow, at), tokens in tokens_of.items():
+        queue.add(flow, (flow, at), tokens=tokens, weight=WEIGHTS[flow])
+
+    served: list[tuple[str, int]] = []
+    while (item := queue.head()) is not None:
+        queue.serve(item)
+        served.append((item[0], tokens_of[item]))
+
+    assert served == served_round_by_round(waiting)
+
+
+def test_an_item_of_any_size_has_its_turn_without_a_loop_over_its_quanta() -> None:
+    """Nobody would wait for the end of this test, nor for a gateway that did so."""
+    queue: FairQueue[str, int] = FairQueue(1)
+    queue.add("a", 1, tokens=1 << 60, weight=0.01)
+    queue.add("b", 2, tokens=1 << 59, weight=0.01)
+
+    assert queue.head() == 2
