@@ -162,11 +162,10 @@ def calls_in(body: str) -> list[ToolCall]:
 
 def _values_in(body: str) -> list[Any]:
     """JSON values with white space or semicolons between them. Raises ValueError at anything else."""
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
     values: list[Any] = []
     at = 0
     while rest := body[at:].lstrip("; \t\r\n"):
-        value, end = decoder.raw_decode(rest)
+        value, end = _DECODER.raw_decode(rest)
         values.append(value)
         at = len(body) - len(rest) + end
     return values
@@ -177,13 +176,14 @@ def _call_of(value: object) -> ToolCall:
     if not isinstance(value, dict):
         raise ValueError("no object")
     call = cast("dict[str, Any]", value)
+    _written(call)
     name = call.get("name")
     arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments, parse_constant=_no_constant)
+        arguments = _read(arguments)
     if not (isinstance(name, str) and name and isinstance(arguments, dict)):
         raise ValueError("no name with an object of arguments")
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, _written(cast("dict[str, Any]", arguments)))
 
 
 # ---- what a client sends of tools ----------------------------------------------------------------------------
@@ -198,8 +198,7 @@ def objects_in(field: str, text: str) -> list[dict[str, Any]]:
     if not text:
         return []
     try:
-        value: object = json.loads(text, parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # an escape may stand for half a character
+        value = _read(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field}: no JSON: {error}") from error
     if not isinstance(value, list):
@@ -217,13 +216,30 @@ def for_template(call: dict[str, Any]) -> dict[str, Any]:
         return call
     named = cast("dict[str, Any]", function)
     try:
-        arguments: object = json.loads(named["arguments"], parse_constant=_no_constant)
-        json.dumps(arguments, ensure_ascii=False).encode()
+        arguments = _read(named["arguments"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return call
     return {**call, "function": {**named, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
+def _read(text: str) -> object:
+    """The value of a JSON text. Raises ValueError where it is none, or stands for what `_written` cannot write."""
+    value: object = _DECODER.decode(text)
+    _written(value)
+    return value
+
+
+def _written(value: object) -> str:
+    """A value as JSON. Raises ValueError for what JSON may stand for and not hold: half a character, and 1e999."""
+    text = _ENCODER.encode(value)
+    text.encode()
+    return text
+
+
 def _no_constant(name: str) -> None:
     """JSON has no NaN and no infinities; Python's reader would take them."""
     raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)

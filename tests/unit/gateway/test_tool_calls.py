@@ -13,6 +13,10 @@ from octavo.errors import InvalidRequest
 
 WEATHER = ToolCall("weather", '{"city": "Zürich"}')
 CALL = '{"name": "weather", "arguments": {"city": "Zürich"}}'
+TOO_LARGE = '{"name": "f", "arguments": {"x": 1e999}}'
+HALF_A_NAME = r'{"name": "\ud83d", "arguments": {}}'
+HALF_AN_ARGUMENT = r'{"name": "f", "arguments": {"city": "\ud83d"}}'
+HALF_AN_ARGUMENT_AS_TEXT = r'{"name": "f", "arguments": "{\"city\": \"\\ud83d\"}"}'
 
 
 def parsed(form: ToolForm, text: str, cuts: list[int] | None = None) -> list[Piece]:
@@ -55,6 +59,10 @@ def parsed(form: ToolForm, text: str, cuts: list[int] | None = None) -> list[Pie
         (ToolForm.LLAMA_JSON, '{"name": "f", "parameters": {"x": NaN}}', ['{"name": "f", "parameters": {"x": NaN}}']),
         (ToolForm.LLAMA_JSON, '{"name": "f", "arguments": "{\\"a\\": 1}"}', [ToolCall("f", '{"a": 1}')]),
         (ToolForm.LLAMA_JSON, '{"a":' * 5000, ['{"a":' * 5000]),
+        (ToolForm.LLAMA_JSON, TOO_LARGE, [TOO_LARGE]),
+        (ToolForm.LLAMA_JSON, HALF_A_NAME, [HALF_A_NAME]),
+        (ToolForm.LLAMA_JSON, HALF_AN_ARGUMENT, [HALF_AN_ARGUMENT]),
+        (ToolForm.LLAMA_JSON, HALF_AN_ARGUMENT_AS_TEXT, [HALF_AN_ARGUMENT_AS_TEXT]),
         (ToolForm.LLAMA_JSON, " \n", [" \n"]),
     ],
 )
@@ -133,6 +141,7 @@ def test_a_template_shows_how_its_model_writes_calls(template: str, form: ToolFo
         ("[{}, 5]", r"tools\[1\]: int, wanted an object"),
         ("[NaN]", "tools: no JSON: NaN is no JSON"),
         ('["\\ud800"]', "tools: no JSON"),
+        ("[1e999]", "tools: no JSON"),
         ("[" * 100_000, "tools: no JSON"),
     ],
 )
