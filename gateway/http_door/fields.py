@@ -63,7 +63,7 @@ class Only:
         return {"enum": [*self._served]}
 
     def _check(self, value: object) -> object:
-        if value in self._served:
+        if any(type(value) is type(served) and value == served for served in self._served):  # 1 is not True
             return value
         raise ValueError(f"{_shown(value)}, {self._why}")
 

@@ -347,6 +347,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "a huge number": ("completions", {"prompt": "x", "temperature": 1e300}, 400, "temperature", "32 bits"),
     "a huge whole number": ("completions", {"prompt": "x", "n": 1 << 40}, 400, "n", "2147483647"),
     "too many samples": ("completions", {"prompt": "x", "n": 65}, 400, "n", "64"),
+    "a number for the one truth that is served": (
+        "chat/completions",
+        {"messages": HELLO, "parallel_tool_calls": 1},
+        400,
+        "parallel_tool_calls",
+        "constrained decoding",
+    ),
     "a suffix": ("completions", {"prompt": "x", "suffix": "end"}, 400, "suffix", "'end'"),
     "stream options alone": ("completions", {"prompt": "x", "stream_options": {}}, 400, "stream_options", "stream"),
     "an unknown model": ("completions", {"prompt": "x", "model": "gpt-17"}, 404, "model", "words"),
