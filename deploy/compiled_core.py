@@ -22,6 +22,7 @@ MODULES = (
         f"cache_manager/core/{name}.py"
         for name in (
             "accounts",
+            "block",
             "block_pool",
             "block_table",
             "branches",

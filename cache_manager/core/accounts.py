@@ -7,7 +7,8 @@ the first block. So what one account keeps never leaves a hole in the chain of a
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from octavo.ids import NOBODY, BlockId, TenantTag
+from cache_manager.core.block import Block
+from octavo.ids import NOBODY, TenantTag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Accounts:
             tenant: Account(number, tenant, allowance)
             for number, (tenant, allowance) in enumerate(allowances.named.items(), start=1)
         }
-        self.owners: dict[BlockId, Account] = {}
+        self.owners: dict[Block, Account] = {}
         """Of the blocks that are on the account of somebody named. For reading."""
 
     def __len__(self) -> int:
@@ -72,11 +73,11 @@ class Accounts:
         """The account of a tenant."""
         return self._named.get(tenant, self.others)
 
-    def of_block(self, block: BlockId) -> Account:
+    def of_block(self, block: Block) -> Account:
         """The account that a published block is on."""
         return self.owners.get(block, self.others)
 
-    def put(self, blocks: Iterable[BlockId], account: Account) -> None:
+    def put(self, blocks: Iterable[Block], account: Account) -> None:
         """These blocks have just been published, on the account of somebody named."""
         self.owners.update(dict.fromkeys(blocks, account))
 
@@ -86,15 +87,17 @@ class Accounts:
         for account in self:
             account.blocks = 0
 
-    def copy(self) -> "Accounts":
-        """Others that stand alike, with the same blocks on them."""
+    def copy(self, twins: Mapping[Block, Block]) -> "Accounts":
+        """Others that stand alike, with the twins of these blocks on them."""
         twin = Accounts(self._allowances)
         for account, copied in zip(self, twin, strict=True):
             copied.blocks = account.blocks
-        twin.owners = {block: twin.of_tenant(account.tenant) for block, account in self.owners.items()}
+        twin.owners = {
+            twins[block]: twin.of_tenant(account.tenant) for block, account in self.owners.items() if block in twins
+        }
         return twin
 
-    def forget(self, blocks: Iterable[BlockId]) -> None:
+    def forget(self, blocks: Iterable[Block]) -> None:
         """Nothing is published in these blocks any more."""
         for block in blocks:
             self.owners.pop(block, None)

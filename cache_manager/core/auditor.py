@@ -5,13 +5,14 @@ Independent of how the books are kept in constant time, so it costs time and mem
 a whole comes in two, of 0.06 s each.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from cache_manager.core.block import Block
 from cache_manager.core.block_pool import BlockPool
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.prefix_index import NextHash, PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
-from octavo.ids import BlockId, SequenceId
+from octavo.ids import SequenceId
 
 BLOCKS_AT_ONCE = 512
 """Of one part."""
@@ -41,9 +42,8 @@ class Auditor:
 
     def parts(self) -> Iterator[Iterator[str]]:
         """The same in parts: the books may change between two of them, not within one. The longest parts come last."""
-        num_blocks = self._pool.num_blocks
-        for first in range(0, num_blocks, BLOCKS_AT_ONCE):
-            yield self._block_violations(range(first, min(first + BLOCKS_AT_ONCE, num_blocks)))
+        for first in range(0, self._pool.num_blocks, BLOCKS_AT_ONCE):
+            yield self._block_violations(self._pool.blocks[first : first + BLOCKS_AT_ONCE])
         yield self._index.root_violations()
         yield self._flights.violations(self._tables)
         yield self._sequence_violations()
@@ -55,15 +55,14 @@ class Auditor:
         references = [0] * self._pool.num_blocks
         for table in self._tables.values():
             for block in table.blocks:
-                references[block] += 1
+                references[block.number] += 1
         return references
 
-    def _block_violations(self, numbers: range) -> Iterator[str]:
+    def _block_violations(self, blocks: Sequence[Block]) -> Iterator[str]:
         """Each of these blocks stands well in the index, and pool and index agree on whether it is published."""
-        blocks = [*map(BlockId, numbers)]
         yield from self._index.violations(blocks)
         for block in blocks:
-            if self._pool.is_published(block) != (block in self._index):
+            if block.is_published != (block.parent is not None):
                 yield f"pool and index differ on whether block {block} is published"
 
     def _order_violations(self) -> Iterator[str]:
@@ -71,12 +70,11 @@ class Auditor:
         never = self._pool.num_blocks  # a held block's turn does not come
         turns = [never] * never
         for turn, block in enumerate(self._pool.free_list()):
-            turns[block] = turn
-        for block, turn in zip(map(BlockId, range(never)), turns, strict=True):
-            if block in self._index:
-                parent = self._index.block_before(block)
-                if parent is not None and turns[parent] < turn:
-                    yield f"block {parent} would be evicted before block {block}, which follows it"
+            turns[block.number] = turn
+        for block, turn in zip(self._pool.blocks, turns, strict=True):
+            parent = block.parent
+            if isinstance(parent, Block) and turns[parent.number] < turn:
+                yield f"block {parent} would be evicted before block {block}, which follows it"
 
     def _sequence_violations(self) -> Iterator[str]:
         for sequence, table in self._tables.items():
@@ -93,7 +91,7 @@ class Auditor:
         # The tail is writable if there is room in it; blocks behind it always are.
         first = table.full_blocks if table.room > length else blocks_needed(length, size)
         for block in table.blocks[first:]:
-            if self._pool.references(block) != 1 or self._pool.is_published(block):
+            if block.references != 1 or block.is_published:
                 yield f"block {block} is to be written, and others can see it"
         yield from self._chain_violations(table)
 
@@ -107,5 +105,5 @@ class Auditor:
         published = table.blocks[: table.published]
         for block, tokens in zip(published, table.block_tokens(0, table.published), strict=True):
             expected = self._next_hash(expected, tokens)
-            if block not in self._index or self._index.hash_of(block) != expected:
+            if block.parent is None or block.hash != expected:
                 yield f"block {block} is not published under this sequence's hash"

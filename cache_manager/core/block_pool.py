@@ -13,22 +13,22 @@ are the same step, in constant time.
 from collections.abc import Iterator, Sequence
 
 from cache_manager.core.accounts import NO_ALLOWANCES, Account, Accounts, Allowances
-from cache_manager.core.eviction import ONCE, UNPUBLISHED, EvictionOrder
+from cache_manager.core.block import ONCE, UNPUBLISHED, Block, make_blocks
+from cache_manager.core.eviction import EvictionOrder
 from octavo.errors import PoolExhausted
-from octavo.ids import BlockId
 
 
 class BlockPool:
     """Allocates, shares and releases blocks, many in one call. Knows nothing of sequences or hashes."""
 
     def __init__(self, num_blocks: int, allowances: Allowances = NO_ALLOWANCES) -> None:
+        self.blocks = make_blocks(num_blocks)
+        """All of them, by number. For reading."""
         self._num_blocks = num_blocks
-        self._blank = dict.fromkeys(map(BlockId, reversed(range(num_blocks))))
-        self._references = [0] * num_blocks
+        self._blank = dict.fromkeys(reversed(self.blocks))
         self._num_held = 0
         self.accounts = Accounts(allowances)
-        self.order = EvictionOrder(num_blocks, self.accounts)
-        self._state = self.order.state
+        self.order = EvictionOrder(self.accounts)
 
     @property
     def num_blocks(self) -> int:
@@ -55,15 +55,7 @@ class BlockPool:
         """Blocks that `allocate` can give, evictable ones included."""
         return self._num_blocks - self._num_held
 
-    def references(self, block: BlockId) -> int:
-        """How many tables name the block."""
-        return self._references[block]
-
-    def is_published(self, block: BlockId) -> bool:
-        """Whether the block was published since it was allocated."""
-        return self._state[block] != UNPUBLISHED
-
-    def allocate(self, count: int) -> list[BlockId]:
+    def allocate(self, count: int) -> list[Block]:
         """Take blocks without a reference. What was published in them is lost: the caller takes it out of the index.
 
         Raises:
@@ -71,86 +63,80 @@ class BlockPool:
         """
         if count > self._num_blocks - self._num_held:
             raise PoolExhausted(f"wanted {count} blocks, {self.num_available} available")
-        references, blank = self._references, self._blank
+        blank = self._blank
         blocks = [blank.popitem()[0] for _ in range(min(count, len(blank)))] if blank else []
         if len(blocks) < count:
             blocks += self.order.evict(count - len(blocks))
         for block in blocks:
-            references[block] = 1
+            block.references = 1
         self._num_held += count
         return blocks
 
-    def claim(self, blocks: list[BlockId]) -> None:
+    def claim(self, blocks: list[Block]) -> None:
         """Take these very blocks, in which nothing is published: books that are opened again know who has which."""
-        blank, references = self._blank, self._references
+        blank = self._blank
         for block in blocks:
             assert block in blank, f"block {block} is not blank"
             del blank[block]
-            references[block] = 1
+            block.references = 1
         self._num_held += len(blocks)
 
-    def share(self, blocks: list[BlockId]) -> None:
+    def share(self, blocks: list[Block]) -> None:
         """Add a reference to each of these held or published blocks."""
-        references = self._references
-        revived = [block for block in blocks if not references[block]]
+        revived = [block for block in blocks if not block.references]
         for block in revived:
-            assert self._state[block], f"block {block} is free: nobody may share it"
+            assert block.state != UNPUBLISHED, f"block {block} is free: nobody may share it"
         self.order.remove(revived)
         for block in blocks:
-            references[block] += 1
+            block.references += 1
         self._num_held += len(revived)
 
-    def release(self, blocks: list[BlockId]) -> None:
+    def release(self, blocks: list[Block]) -> None:
         """Take a reference away from each of these blocks of one chain, its tail first."""
-        references, state = self._references, self._state
-        unpublished: list[BlockId] = []
-        once: list[BlockId] = []
-        proven: list[BlockId] = []
-        by_state = (unpublished, once, proven)
+        blank, once, proven = self._blank, list[Block](), list[Block]()
         for block in blocks:
-            left = references[block] - 1
-            assert left >= 0, f"block {block} is released without a reference"
-            references[block] = left
-            if not left:
-                by_state[state[block]].append(block)
+            assert block.references > 0, f"block {block} is released without a reference"
+            block.references -= 1
+            if not block.references:
+                self._num_held -= 1
+                if block.state == UNPUBLISHED:
+                    blank[block] = None
+                elif block.state == ONCE:
+                    once.append(block)
+                else:
+                    proven.append(block)
         self.order.add(once, proven)
-        self._blank.update(dict.fromkeys(unpublished))
-        self._num_held -= len(unpublished) + len(once) + len(proven)
 
-    def publish(self, blocks: list[BlockId], account: Account | None = None) -> None:
+    def publish(self, blocks: list[Block], account: Account | None = None) -> None:
         """Note that these blocks can be found, and are on that account: worth keeping when their last owner leaves."""
-        references, state = self._references, self._state
         for block in blocks:
-            assert references[block] > 0, f"block {block} is published without an owner"
-            state[block] = ONCE
-        if account is not None and account is not self.accounts.others:
-            self.order.publish(blocks, account)
+            assert block.references > 0, f"block {block} is published without an owner"
+        self.order.publish(blocks, account or self.accounts.others)
 
     def unpublish_all(self) -> None:
         """Nothing can be found any more: what has no reference is blank, what has one will be when it is released."""
-        self.order.clear()
-        references, blocks = self._references, map(BlockId, reversed(range(self._num_blocks)))
-        self._blank = dict.fromkeys([block for block in blocks if not references[block]])
+        self.order.clear(self.blocks)
+        self._blank = dict.fromkeys(block for block in reversed(self.blocks) if not block.references)
 
-    def free_list(self) -> Iterator[BlockId]:
+    def free_list(self) -> Iterator[Block]:
         """The blocks without a reference, the next to be allocated first, if nothing happens in between."""
         yield from reversed(self._blank)
         yield from self.order.blocks()
 
     def check(self) -> None:
         """Assert the invariants that need no tables."""
-        violations = list(self.violations(self._references))
+        violations = list(self.violations([block.references for block in self.blocks]))
         assert not violations, violations
 
     def violations(self, references: Sequence[int]) -> Iterator[str]:
         """What is wrong with these books, given how many tables really name each block."""
-        for block, (counted, found) in enumerate(zip(self._references, references, strict=True)):
-            if counted != found:
-                yield f"block {block} has {counted} references, {found} tables name it"
-        unheld = [BlockId(block) for block, count in enumerate(self._references) if count == 0]
-        blank = [block for block in unheld if not self._state[block]]
-        if sorted(self._blank) != blank:
+        for block, found in zip(self.blocks, references, strict=True):
+            if block.references != found:
+                yield f"block {block} has {block.references} references, {found} tables name it"
+        unheld = [block for block in self.blocks if not block.references]
+        blank = {block for block in unheld if block.state == UNPUBLISHED}
+        if self._blank.keys() != blank:
             yield f"{len(self._blank)} blocks count as blank, {len(blank)} are"
         if self._num_held != self._num_blocks - len(unheld):
             yield f"{self._num_held} blocks count as held, {self._num_blocks - len(unheld)} are"
-        yield from self.order.violations([block for block in unheld if self._state[block]])
+        yield from self.order.violations({block for block in unheld if block.state != UNPUBLISHED})

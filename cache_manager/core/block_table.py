@@ -12,9 +12,10 @@ from array import array
 from dataclasses import dataclass
 from struct import unpack
 
+from cache_manager.core.block import Block, Parent
 from octavo.errors import UnknownSequence
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, token_bytes
-from octavo.ids import NOBODY, BlockHash, BlockId, SequenceId, TenantTag
+from octavo.ids import NOBODY, BlockHash, SequenceId, TenantTag
 
 
 def blocks_needed(positions: int, block_size: int) -> int:
@@ -29,7 +30,7 @@ class BlockTable:
     block_size: int
     root: BlockHash
     """Stands before its first block in the hash chain."""
-    blocks: list[BlockId]
+    blocks: list[Block]
     tokens: "array[int]"
     """The committed ones, u32."""
     room: int
@@ -62,7 +63,7 @@ class BlockTable:
         """Whether the last committed position lies in a block that is not full."""
         return len(self.tokens) % self.block_size > 0
 
-    def before(self, index: int) -> BlockId | BlockHash:
+    def before(self, index: int) -> Parent:
         """What stands before a block in the hash chain: another block, or the root."""
         return self.blocks[index - 1] if index else self.root
 
@@ -105,7 +106,7 @@ class BlockTable:
         """What it holds is published no longer, and nothing of it will be."""
         self.forgotten, self.published = True, 0
 
-    def truncate(self, length: int) -> list[BlockId]:
+    def truncate(self, length: int) -> list[Block]:
         """Go back to `length` committed positions, nothing reserved. Returns the blocks cut off, in table order."""
         used = blocks_needed(length, self.block_size)
         cut = self.blocks[used:]

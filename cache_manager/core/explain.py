@@ -5,12 +5,12 @@ Reads the books and changes nothing: no order of eviction, no figure.
 
 from collections.abc import Sequence
 
-from cache_manager.core.branches import Parent
+from cache_manager.core.block import Block, Parent
 from cache_manager.core.partial_hits import PartialHits
 from cache_manager.core.prefix_index import PrefixIndex
 from cache_manager.core.single_flight import SingleFlight
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam, hit_candidates
-from octavo.ids import BlockHash, BlockId, Epoch
+from octavo.ids import BlockHash, Epoch
 from octavo.records.insight import HitEnd, PromptExplanation
 
 
@@ -36,7 +36,7 @@ class Explainer:
         return self._turned_away(hits[-1] if hits else root, prompt, hits, block_size, seam)
 
     def _turned_away(
-        self, parent: Parent, prompt: bytes, hits: Sequence[BlockId], block_size: int, seam: Seam
+        self, parent: Parent, prompt: bytes, hits: Sequence[Block], block_size: int, seam: Seam
     ) -> PromptExplanation:
         """The same, where nobody computes the block after the hits, the last of which is `parent`."""
         copied = self._partial_hits.find(parent, prompt, hits, seam)
@@ -51,5 +51,5 @@ class Explainer:
             reused_tokens=len(hits) * block_size + (0 if copied is None else copied.tokens),
             end=end,
             position=len(hits) * block_size + common,
-            block=block if end is HitEnd.DIFFERS else None,
+            block=block.number if block is not None and end is HitEnd.DIFFERS else None,
         )

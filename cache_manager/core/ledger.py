@@ -29,6 +29,7 @@ from functools import lru_cache
 
 from cache_manager.core.accounts import Account
 from cache_manager.core.auditor import Auditor
+from cache_manager.core.block import Block
 from cache_manager.core.block_table import BlockTable
 from cache_manager.core.books import Books, empty_books
 from cache_manager.core.changes import Change, ChangeLog, LedgerStats
@@ -36,7 +37,7 @@ from cache_manager.core.draft import Draft, judge_commit, judge_count, judge_pro
 from cache_manager.core.explain import Explainer
 from cache_manager.core.mirror_news import MirrorNews
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
-from cache_manager.core.prefix_index import NextHash
+from cache_manager.core.prefix_index import NextHash, hashes_of
 from cache_manager.core.single_flight import WaitFor
 from cache_manager.core.usage import PoolUsage, usage_of
 from octavo.errors import PoolExhausted
@@ -87,7 +88,7 @@ class Ledger:
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes = ChangeLog()
-        self._news = MirrorNews(self._index, spec.block_size)
+        self._news = MirrorNews(spec.block_size)
         self._copies: list[BlockCopy] = []
         self._untold: dict[SequenceId, int] = {}
         """The first table entry that the worker was not told of."""
@@ -102,11 +103,11 @@ class Ledger:
 
     def blocks(self, sequence: SequenceId) -> tuple[BlockId, ...]:
         """The sequence's block table. Raises UnknownSequence."""
-        return tuple(self._tables[sequence].blocks)
+        return _numbers(self._tables[sequence].blocks)
 
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without an owner, the next to be allocated first."""
-        return self._pool.free_list()
+        return (block.number for block in self._pool.free_list())
 
     @property
     def num_held(self) -> int:
@@ -142,7 +143,7 @@ class Ledger:
         for sequence, table in self._tables.items():
             if table.forgotten:
                 continue
-            while table.published < table.full_blocks and table.blocks[table.published] in self._index:
+            while table.published < table.full_blocks and table.blocks[table.published].parent is not None:
                 table.published += 1
             self._publish(sequence, table, table.full_blocks)
             if rest := ahead.get(sequence):
@@ -292,10 +293,7 @@ class Ledger:
             epoch=self.epoch,
             length=table.length,
             room=table.room,
-            blocks=tuple(
-                TableBlock(block, self._pool.references(block), self._pool.is_published(block))
-                for block in table.blocks
-            ),
+            blocks=tuple(TableBlock(block.number, block.references, block.is_published) for block in table.blocks),
         )
 
     def explain(self, tokens: Sequence[int], scope: Scope = PLAIN) -> PromptExplanation:
@@ -373,7 +371,7 @@ class Ledger:
         self._pool.share([hit.source])  # a block was used; and what is copied must not be what is allocated
         (own,) = self._allocate(1)
         self._pool.release([hit.source])
-        self._copies.append(BlockCopy(hit.source, own))
+        self._copies.append(BlockCopy(hit.source.number, own.number))
         table.blocks.append(own)
         table.tokens.extend(tokens[table.length : table.length + hit.tokens])
         table.room = len(table.blocks) * table.block_size
@@ -403,14 +401,14 @@ class Ledger:
         if not in_tail or table.room > len(table.tokens):
             return False  # nothing in it to keep, or writable already
         tail = table.blocks[full]
-        return self._pool.references(tail) > 1 or self._pool.is_published(tail)
+        return tail.references > 1 or tail.is_published
 
     def _copy_tail(self, sequence: SequenceId, table: BlockTable) -> None:
         index = table.full_blocks
         shared, (private,) = table.blocks[index], self._allocate(1)
         table.blocks[index] = private
         self._pool.release([shared])
-        self._copies.append(BlockCopy(shared, private))
+        self._copies.append(BlockCopy(shared.number, private.number))
         self._tell_from(sequence, index)
         self._stats.copied_blocks += 1
 
@@ -437,21 +435,21 @@ class Ledger:
         if blocks:
             account = self._account_of(table, blocks)
             self._pool.publish(blocks, account)
-            self._changes.published(self._index.hashes_of(blocks))
+            self._changes.published(hashes_of(blocks))
             self._news.published(root, before, blocks, tokens, account.tenant, table.retain_seconds)
             self._stats.published_blocks += len(blocks)
 
-    def _account_of(self, table: BlockTable, new: Sequence[BlockId]) -> Account:
+    def _account_of(self, table: BlockTable, new: Sequence[Block]) -> Account:
         """The account that the sequence's new blocks are on: that of its first block, wherever it has that from."""
         first = table.blocks[0]
         accounts = self._pool.accounts
-        return accounts.of_tenant(table.tenant) if first == new[0] else accounts.of_block(first)
+        return accounts.of_tenant(table.tenant) if first is new[0] else accounts.of_block(first)
 
-    def _merge(self, sequence: SequenceId, table: BlockTable, first: int, known: Sequence[BlockId]) -> None:
+    def _merge(self, sequence: SequenceId, table: BlockTable, first: int, known: Sequence[Block]) -> None:
         """Take the equal blocks that were published first, and give the own ones back."""
         for index, canonical in enumerate(known, start=first):
             own = table.blocks[index]
-            if own != canonical:
+            if own is not canonical:
                 self._pool.share([canonical])
                 self._pool.release([own])
                 table.blocks[index] = canonical
@@ -482,16 +480,16 @@ class Ledger:
         del self._tables[sequence]
         if table.retain_seconds:
             order.retain(table.blocks[: table.published], table.retain_seconds)
-        order.ratio = self._rehearsal.use(self._index.hashes_of(table.blocks[table.aliased : table.published]))
+        order.ratio = self._rehearsal.use(hashes_of(table.blocks[table.aliased : table.published]))
         self._release(table.blocks)
         self._untold.pop(sequence, None)
         self._flights.end(sequence)
 
-    def _release(self, blocks: list[BlockId]) -> None:
+    def _release(self, blocks: list[Block]) -> None:
         """Give references back, the tail's first."""
         self._pool.release(blocks[::-1])
 
-    def _allocate(self, count: int) -> list[BlockId]:
+    def _allocate(self, count: int) -> list[Block]:
         blocks = self._pool.allocate(count)
         evicted = self._index.forget(blocks)
         if evicted:
@@ -555,7 +553,7 @@ class Ledger:
         for sequence, first in self._untold.items():
             blocks = self._tables[sequence].blocks[first:]
             if blocks:
-                changes.append(TableChange(sequence, first, tuple(blocks)))
+                changes.append(TableChange(sequence, first, _numbers(blocks)))
         self._untold.clear()
         return tuple(changes)
 
@@ -563,6 +561,10 @@ class Ledger:
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
+
+
+def _numbers(blocks: list[Block]) -> tuple[BlockId, ...]:
+    return tuple([block.number for block in blocks])
 
 
 def is_compiled() -> bool:

@@ -3,8 +3,7 @@
 Gathers until the next grant, and is then told as it is. A worker takes in what is published before what is not.
 """
 
-from cache_manager.core.branches import Parent
-from cache_manager.core.prefix_index import PrefixIndex
+from cache_manager.core.block import Block, Parent
 from octavo.block_record import NO_BLOCK, record_packer
 from octavo.hashing import TOKEN_BYTES
 from octavo.ids import BlockHash, BlockId, TenantTag
@@ -13,19 +12,18 @@ from octavo.ids import BlockHash, BlockId, TenantTag
 class MirrorNews:
     """Of one worker."""
 
-    def __init__(self, index: PrefixIndex, block_size: int) -> None:
-        self._index = index
+    def __init__(self, block_size: int) -> None:
         self._block_bytes = TOKEN_BYTES * block_size
         self._pack = record_packer(block_size)
         self._published: list[bytes] = []
         """Records, in order."""
-        self._evicted: list[BlockId] = []
+        self._evicted: list[Block] = []
 
     def published(
         self,
         root: BlockHash,
         parent: Parent,
-        blocks: list[BlockId],
+        blocks: list[Block],
         tokens: list[bytes],
         tenant: TenantTag,
         retain_seconds: int,
@@ -35,12 +33,12 @@ class MirrorNews:
         `tokens` are those of each as they are hashed, at the seam behind a salt.
         """
         pack, width, note = self._pack, self._block_bytes, self._published.append
-        before = parent if isinstance(parent, int) else NO_BLOCK
+        before = parent.number if isinstance(parent, Block) else NO_BLOCK
         for block, hashed in zip(blocks, tokens, strict=True):
-            note(pack(block, before, root, hashed[-width:], tenant, retain_seconds))
-            before = block
+            note(pack(block.number, before, root, hashed[-width:], tenant, retain_seconds))
+            before = block.number
 
-    def evicted(self, blocks: list[BlockId]) -> None:
+    def evicted(self, blocks: list[Block]) -> None:
         """What was published in some of these blocks is gone."""
         self._evicted += blocks
 
@@ -59,6 +57,6 @@ class MirrorNews:
         """Blocks in which nothing is published any more, among others in which nothing was."""
         if not self._evicted:
             return ()
-        evicted = self._index.unpublished(self._evicted)
+        evicted = tuple([block.number for block in self._evicted if block.parent is None])
         self._evicted.clear()
         return evicted

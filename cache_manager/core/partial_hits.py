@@ -12,11 +12,10 @@ makes the copy before any write of its next step.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cache_manager.core.block import Block, Parent
 from cache_manager.core.block_pool import BlockPool
-from cache_manager.core.branches import Parent
 from cache_manager.core.prefix_index import PrefixIndex
 from octavo.hashing import NO_SEAM, TOKEN_BYTES, Seam
-from octavo.ids import BlockId
 
 DEFAULT_MIN_COPY_TOKENS = 4
 """A copy costs memory traffic for all positions of a block, whatever it saves. With SmolLM2 in float32 on one CPU core
@@ -28,7 +27,7 @@ tokens pay for any of them. Fewer are what prompts have in common by chance or b
 class PartialHit:
     """A published block that begins like the next block of a prompt."""
 
-    source: BlockId
+    source: Block
     tokens: int
     """Leading ones that both have in common, fewer than a block."""
 
@@ -43,7 +42,7 @@ class PartialHits:
         self._width = block_size * TOKEN_BYTES
         self._min_copy_tokens = min_copy_tokens
 
-    def find(self, parent: Parent, prompt: bytes, hits: Sequence[BlockId], seam: Seam = NO_SEAM) -> PartialHit | None:
+    def find(self, parent: Parent, prompt: bytes, hits: Sequence[Block], seam: Seam = NO_SEAM) -> PartialHit | None:
         """What to copy for the block after the hits of a prompt, the last of which is `parent`.
 
         `prompt` is all of it, as it is hashed. None when nothing begins alike for long enough, or when there is no
@@ -58,10 +57,10 @@ class PartialHits:
         source, tokens = closest
         if tokens < self._min_copy_tokens:
             return None
-        wanted = sum(self._pool.references(block) == 0 for block in (*hits, source))
+        wanted = sum(not block.references for block in (*hits, source))
         return PartialHit(source, tokens) if self._pool.num_available > wanted else None
 
-    def closest(self, parent: Parent, rest: bytes, block: int, seam: Seam) -> tuple[BlockId, int] | None:
+    def closest(self, parent: Parent, rest: bytes, block: int, seam: Seam) -> tuple[Block, int] | None:
         """The published block that begins most like the rest of a prompt's block, and how many tokens they share.
 
         At the seam there is none: a private block begins with a salt, and a part of it is not worth the care.

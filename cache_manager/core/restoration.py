@@ -13,11 +13,11 @@ that chains die from their tail.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from cache_manager.core.block import Block, Parent, Place
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from cache_manager.core.books import empty_books
-from cache_manager.core.branches import Parent, Place
 from cache_manager.core.eviction import SEGMENTED, EvictionPolicy
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
@@ -58,12 +58,12 @@ class Restoration:
         self._books.pool.order.tell_time(now)
         self._records: dict[BlockId, BlockRecord] = {}
         """Not published yet, the one to be reused first ahead."""
-        self._roots: dict[BlockId, BlockHash] = {}
+        self._roots: dict[Block, BlockHash] = {}
         """Of the published blocks, parents first."""
-        self._retained: dict[BlockId, int] = {}
+        self._retained: dict[Block, int] = {}
         """Seconds, of the published blocks that are to be retained."""
         self._held: dict[SequenceId, HeldSequence] = {}
-        self._places: dict[BlockId, Place] = {}
+        self._places: dict[Block, Place] = {}
         """What tables say of blocks that are not published, full ones and tails."""
 
     def add(self, part: Inventory) -> None:
@@ -156,12 +156,13 @@ class Restoration:
 
     def _publish(self, chain: Sequence[BlockRecord]) -> None:
         """Publish blocks that follow one another. They keep a reference until all tables have theirs."""
-        blocks, _, roots, tokens, tenants, retained = map(list, zip(*chain, strict=True))
-        root = roots[0]
+        numbers, _, roots, tokens, tenants, retained = map(list, zip(*chain, strict=True))
+        blocks: list[Block] = self._blocks(numbers)
+        root: BlockHash = roots[0]
         field = "inventory.published"
         self._require_tokens(field, b"".join(tokens))
         before = self._before(chain[0])
-        if isinstance(before, int) and self._roots[before] != root:
+        if isinstance(before, Block) and self._roots[before] != root:
             tokens[0] = Seam(0, root).joined(0, tokens[0])  # from here on the chain is private
         if known := self._books.index.offer(blocks, before, tokens):
             raise InvalidRequest(f"{field}: block {blocks[0]} holds what block {known[0]} holds")
@@ -169,27 +170,28 @@ class Restoration:
         pool = self._books.pool
         pool.claim(blocks)
         first = pool.accounts.of_tenant(tenants[0])
-        pool.publish(blocks, pool.accounts.of_block(before) if isinstance(before, int) else first)
+        pool.publish(blocks, pool.accounts.of_block(before) if isinstance(before, Block) else first)
         self._retained.update((block, seconds) for block, seconds in zip(blocks, retained, strict=True) if seconds)
 
-    def _retain(self, tails_first: Sequence[BlockId]) -> None:
+    def _retain(self, tails_first: Sequence[Block]) -> None:
         """Retain blocks as their records say, and those before them for as long."""
         for block in tails_first:
             seconds = min(self._retained.get(block, 0), MAX_RETAIN_SECONDS)
             if seconds:
                 self._books.pool.order.retain((block,), seconds)
-                before = self._books.index.block_before(block)
-                if before is not None:
+                before = block.parent
+                if isinstance(before, Block):
                     self._retained[before] = max(seconds, self._retained.get(before, 0))
 
     def _before(self, record: BlockRecord) -> Parent:
         """What stands before the first block of a chain, or of a piece of one."""
-        block, parent, root, *_ = record
-        if parent == NO_BLOCK:
+        block, before, root, *_ = record
+        if before == NO_BLOCK:
             return root
-        if parent not in self._roots:
-            raise InvalidRequest(f"inventory.published: block {block} follows block {parent}, which is not published")
-        return parent
+        blocks = self._books.pool.blocks
+        if before >= len(blocks) or blocks[before] not in self._roots:
+            raise InvalidRequest(f"inventory.published: block {block} follows block {before}, which is not published")
+        return blocks[before]
 
     # ---- who holds what --------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Restoration:
         table = BlockTable(
             size,
             held.root,
-            list(held.table),
+            self._blocks(held.table),
             array("I", held.tokens),
             room=held.room,
             published=0,
@@ -210,8 +212,8 @@ class Restoration:
             seam=held.seam,
         )
         self._require_places(name, table)
-        pool.share([block for block in table.blocks if pool.references(block)])
-        pool.claim([block for block in table.blocks if not pool.references(block)])
+        pool.share([block for block in table.blocks if block.references])
+        pool.claim([block for block in table.blocks if not block.references])
         self._books.tables[held.sequence] = table
 
     def _require_shape(self, name: str, held: HeldSequence) -> None:
@@ -243,9 +245,9 @@ class Restoration:
                 start = index * table.block_size
                 raise InvalidRequest(f"{name} has other tokens in block {block}, from position {start} on")
 
-    def _place(self, block: BlockId, said: Place) -> Place:
+    def _place(self, block: Block, said: Place) -> Place:
         """What is known of a block; if nothing is, what is said of it now. The longest word is remembered."""
-        known = self._books.index.place_of(block) or self._places.get(block)
+        known = self._places.get(block) if block.parent is None else (block.parent, block.tokens)
         if known is None or len(known[1]) < len(said[1]):
             self._places[block] = said
         return known or said
@@ -255,12 +257,16 @@ class Restoration:
         first = table.full_blocks if table.room > table.length else blocks_needed(table.length, table.block_size)
         for block in table.blocks[first:]:
             name = f"inventory.sequences: sequence {sequence} may write block {block}"
-            if block in self._books.index:
+            if block.is_published:
                 raise InvalidRequest(f"{name}, which is published")
-            if (owners := self._books.pool.references(block)) != 1:
-                raise InvalidRequest(f"{name}, which {owners} tables name, wanted 1")
+            if block.references != 1:
+                raise InvalidRequest(f"{name}, which {block.references} tables name, wanted 1")
 
     # ---- both ------------------------------------------------------------------------------------------------
+
+    def _blocks(self, numbers: Iterable[BlockId]) -> list[Block]:
+        blocks = self._books.pool.blocks
+        return [blocks[number] for number in numbers]
 
     def _require_blocks(self, field: str, blocks: Sequence[BlockId]) -> None:
         if blocks and max(blocks) >= self._spec.num_blocks:

@@ -7,20 +7,20 @@ which are the tails of their chains. So a block always leaves before its parent 
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from octavo.ids import BlockId
+from cache_manager.core.block import Block
 
 
 class Retention:
     """Until when blocks are to be kept, and those that wait for it, each for an account. Times are in seconds."""
 
     def __init__(self, num_accounts: int) -> None:
-        self.ends: dict[BlockId, float] = {}
+        self.ends: dict[Block, float] = {}
         """Of every block that was asked for and is published, waiting or not. For reading."""
-        self._waits: dict[BlockId, tuple[float, int, int]] = {}
+        self._waits: dict[Block, tuple[float, int, int]] = {}
         """Of those that wait: until when, their place among those of the same time, and for which account."""
-        self._lines: list[list[tuple[float, int, BlockId]]] = [[] for _ in range(num_accounts)]
+        self._lines: list[list[tuple[float, int, Block]]] = [[] for _ in range(num_accounts)]
         """Of each account a heap of (until, place, block). Who has left may still stand in it."""
         self._counts = [0] * num_accounts
         self._places = 0
@@ -35,21 +35,21 @@ class Retention:
         """Blocks of an account that wait."""
         return self._counts[account]
 
-    def ask(self, blocks: Iterable[BlockId], until: float) -> None:
+    def ask(self, blocks: Iterable[Block], until: float) -> None:
         """Leading blocks of a chain, all of them published, are to be kept until then."""
         for block in blocks:
             self.ends[block] = max(until, self.ends.get(block, until))
 
-    def until(self, block: BlockId) -> float:
+    def until(self, block: Block) -> float:
         """Until when the block is to be kept; a time long ago if nobody asked for it."""
         return self.ends.get(block, 0.0)
 
-    def forget(self, blocks: Iterable[BlockId]) -> None:
+    def forget(self, blocks: Iterable[Block]) -> None:
         """Nothing is published in these blocks any more."""
         for block in blocks:
             self.ends.pop(block, None)
 
-    def wait(self, block: BlockId, account: int) -> None:
+    def wait(self, block: Block, account: int) -> None:
         """A block begins to wait."""
         self._places += 1
         until = self.ends[block]
@@ -58,7 +58,7 @@ class Retention:
         self.next_end = min(until, self.next_end)
         heapq.heappush(self._lines[account], (until, self._places, block))
 
-    def leave(self, block: BlockId) -> bool:
+    def leave(self, block: Block) -> bool:
         """A block waits no longer, because it has an owner again. Returns whether it did wait."""
         if block not in self._waits:
             return False
@@ -77,7 +77,7 @@ class Retention:
             heapq.heappop(line)
         return line[0][0] if line else math.inf
 
-    def take(self, account: int) -> BlockId:
+    def take(self, account: int) -> Block:
         """The first of an account's waiting blocks; there is one. It waits no longer."""
         assert self.first_end(account) < math.inf, f"nothing waits for account {account}"
         _, _, block = heapq.heappop(self._lines[account])
@@ -85,23 +85,26 @@ class Retention:
         self._counts[account] -= 1
         return block
 
-    def take_over(self, account: int, now: float) -> Iterator[BlockId]:
+    def take_over(self, account: int, now: float) -> Iterator[Block]:
         """Take the waiting blocks of an account whose time is up."""
         while self.first_end(account) <= now:
             yield self.take(account)
 
-    def blocks(self) -> list[BlockId]:
+    def blocks(self) -> list[Block]:
         """Those that wait, in no order."""
         return list(self._waits)
 
-    def copy(self) -> "Retention":
-        """Another one of the same blocks."""
+    def copy(self, twins: Mapping[Block, Block]) -> "Retention":
+        """Another one in which the twins of the blocks that wait do so."""
         twin = Retention(len(self._lines))
-        twin.ends, twin._waits = self.ends.copy(), self._waits.copy()
-        twin._lines, twin._counts = [line[:] for line in self._lines], self._counts[:]
+        for block, (until, place, account) in self._waits.items():
+            twin.ends[twins[block]] = until
+            twin._waits[twins[block]] = (until, place, account)
+            heapq.heappush(twin._lines[account], (until, place, twins[block]))
+        twin._counts = self._counts[:]
         twin._places, twin.next_end = self._places, self.next_end
         return twin
 
-    def _still_waits(self, entry: tuple[float, int, BlockId]) -> bool:
+    def _still_waits(self, entry: tuple[float, int, Block]) -> bool:
         until, place, block = entry
         return self._waits.get(block, (until, 0))[:2] == (until, place)

@@ -1,80 +1,73 @@
 """Lists of blocks in which every step takes the same time: append, remove, take from the front.
 
-A block is in one ring at most, under the time at which it was put there. The links are two plain lists; block objects
-cost as much and make the garbage collector stop for 0.1 s at a million blocks.
+A block is in one ring at most, under the time at which it was put there. The links are the blocks' own, so that a block
+leaves its ring without anyone asking which it is.
 """
 
 from collections.abc import Iterator
-from typing import cast
 
+from cache_manager.core.block import Block
 from octavo.ids import BlockId
 
+_NO_NUMBER = BlockId(-1)
 
-class Rings:
-    """A ring goes by a number that no block has: the place between its back and its front."""
 
-    def __init__(self, num_blocks: int, num_rings: int) -> None:
-        self._num_blocks = num_blocks
-        places = cast(list[BlockId], [*range(num_blocks + num_rings)])  # to call BlockId for each takes twice as long
-        self.next = places
-        """Of each place the one behind it; of a ring its front, or itself if it is empty. For reading."""
-        self._previous = places.copy()
-        self.times = [0] * num_blocks
-        """When each block was put into its ring. For reading."""
+class Ring:
+    """From its front to its back and over `end`, which is no block of the pool, to its front again."""
 
-    def __iter__(self) -> Iterator[BlockId]:
-        """The numbers of the rings."""
-        yield from map(BlockId, range(self._num_blocks, len(self.next)))
+    __slots__ = ("end",)
 
-    def append(self, ring: BlockId, blocks: list[BlockId], time: int) -> None:
+    def __init__(self) -> None:
+        self.end = Block(_NO_NUMBER)
+
+    @property
+    def front(self) -> Block | None:
+        """The block that has been here for longest; None if there is none."""
+        front = self.end.next
+        return None if front is self.end else front
+
+    def append(self, blocks: list[Block], time: int) -> None:
         """Put blocks, which are in no ring, at the back, in this order."""
-        following, previous, times = self.next, self._previous, self.times
-        place = previous[ring]
+        end = self.end
+        place = end.previous
         for block in blocks:
-            following[place] = block
-            previous[block] = place
-            times[block] = time
+            place.next = block
+            block.previous = place
+            block.time = time
             place = block
-        following[place], previous[ring] = ring, place
+        place.next = end
+        end.previous = place
 
-    def remove(self, blocks: list[BlockId]) -> None:
-        """Take blocks out of their rings."""
-        following, previous = self.next, self._previous
-        for block in blocks:
-            before, after = previous[block], following[block]
-            following[before] = after
-            previous[after] = before
-
-    def take(self, ring: BlockId, most: int, until: int) -> list[BlockId]:
+    def take(self, most: int, until: int) -> list[Block]:
         """Take at most `most` blocks from the front, none of a time after `until`."""
-        following, times = self.next, self.times
-        taken: list[BlockId] = []
-        block = following[ring]
+        end = self.end
+        taken: list[Block] = []
+        block = end.next
         for _ in range(most):
-            if block == ring or times[block] > until:
+            if block is end or block.time > until:
                 break
             taken.append(block)
-            block = following[block]
-        following[ring], self._previous[block] = block, ring
+            block = block.next
+        end.next = block
+        block.previous = end
         return taken
 
-    def blocks(self, ring: BlockId) -> Iterator[BlockId]:
-        """The blocks of a ring, from the front, as far as its links agree with one another."""
-        place = ring
-        for _ in range(self._num_blocks + 1):
-            before, place = place, self.next[place]
-            if self._previous[place] != before or place >= self._num_blocks:
-                return
+    def __iter__(self) -> Iterator[Block]:
+        """The blocks, from the front, as far as the links agree with one another: so each comes once."""
+        end = place = self.end
+        while place.next is not end and place.next.previous is place:
+            place = place.next
             yield place
 
-    def violations(self, ring: BlockId) -> Iterator[str]:
-        """What is wrong with a ring."""
-        blocks = list(self.blocks(ring))
-        if self.next[blocks[-1] if blocks else ring] != ring:
-            yield f"the links of ring {ring - self._num_blocks} break after {len(blocks)} blocks"
+    def is_whole(self) -> bool:
+        """Whether the links lead from the front to the back, and agree with one another."""
+        *_, last = (self.end, *self)
+        return last.next is self.end and self.end.previous is last
 
-    def copy(self) -> "Rings":
-        """Others of the same blocks."""
-        twin = Rings(self._num_blocks, len(self.next) - self._num_blocks)
-        twin.next, twin._previous, twin.times = self.next[:], self._previous[:], self.times[:]
-        return twin
+
+def unlink(blocks: list[Block]) -> None:
+    """Take blocks out of their rings."""
+    for block in blocks:
+        before, after = block.previous, block.next
+        before.next = after
+        after.previous = before

@@ -15,8 +15,8 @@ Invariants:
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from cache_manager.core.block import Place
 from cache_manager.core.block_table import BlockTable
-from cache_manager.core.branches import Place
 from cache_manager.core.prefix_index import PrefixIndex
 from octavo.hashing import TOKEN_BYTES
 from octavo.ids import SequenceId

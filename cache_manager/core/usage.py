@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from cache_manager.core.block import Block
 from cache_manager.core.block_pool import BlockPool
 from cache_manager.core.block_table import BlockTable
-from octavo.ids import BlockId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,25 +35,25 @@ def usage_of(pool: BlockPool, tables: Collection[BlockTable], block_size: int) -
         sequences=len(tables),
         put_off_blocks=pool.order.num_put_off,
         proven_ratio=pool.order.ratio,
-        held_tokens=pool.num_held * block_size - _empty_positions(pool, tables, block_size),
+        held_tokens=pool.num_held * block_size - _empty_positions(tables, block_size),
     )
 
 
-def _empty_positions(pool: BlockPool, tables: Collection[BlockTable], block_size: int) -> int:
+def _empty_positions(tables: Collection[BlockTable], block_size: int) -> int:
     """Of held blocks: the ends of tail blocks, and blocks that are reserved and not written."""
-    filled: dict[BlockId, int] = {}
+    filled: dict[Block, int] = {}
     for table in tables:
         first = table.full_blocks
         for index, block in enumerate(table.blocks[first:], start=first):
-            if block in filled or pool.is_published(block):  # a published one is full, whoever has gone back in it
+            if block in filled or block.is_published:  # a published one is full, whoever has gone back in it
                 continue
-            holders = tables if pool.references(block) > 1 else (table,)
+            holders = tables if block.references > 1 else (table,)
             filled[block] = max(_inside(holder, index, block, block_size) for holder in holders)
     return sum(block_size - count for count in filled.values())
 
 
-def _inside(table: BlockTable, index: int, block: BlockId, block_size: int) -> int:
+def _inside(table: BlockTable, index: int, block: Block, block_size: int) -> int:
     """Committed positions of the table in a block; one that is shared has the same index everywhere."""
-    if index >= len(table.blocks) or table.blocks[index] != block:
+    if index >= len(table.blocks) or table.blocks[index] is not block:
         return 0
     return min(max(table.length - index * block_size, 0), block_size)

@@ -206,7 +206,7 @@ def token_runs(draw: st.DrawFn) -> Tokens:
 
 reports = record(
     StepReport,
-    tokens=several(token_runs()),
+    tokens=st.lists(token_runs(), max_size=3, unique_by=lambda run: (run.request, run.sample)).map(tuple),
     prefilled=several(st.builds(Prefilled, u32, u32)),
     finished=several(
         st.builds(SampleFinished, u32, u32, st.sampled_from(FinishReason), st.none() | st.floats(-1e9, 0))

@@ -1,13 +1,14 @@
 """Builders and readers for the books of the cache manager."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import _lru_cache_wrapper
 from typing import Any
 
+from cache_manager.core.block import Block, Siblings
 from cache_manager.core.ledger import Ledger
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
-from octavo.ids import Epoch, SequenceId
+from octavo.ids import BlockId, Epoch, SequenceId
 from octavo.records.attend import Attach, Commit, Exchange, Fork, Grant, Reservation, Truncation
 from octavo.records.fleet import PoolSpec
 from octavo.records.scope import Scope
@@ -91,9 +92,24 @@ def state_of(thing: Any) -> Any:
         return [(state_of(key), state_of(value)) for key, value in thing.items()]
     if isinstance(thing, (list, tuple, set, array)):
         return [state_of(item) for item in thing]
-    if isinstance(thing, bytearray):
-        return bytes(thing)
+    if isinstance(thing, Block):
+        return {name: _by_number(getattr(thing, name)) for name in _names(thing)}
     if callable(thing) or isinstance(thing, (int, float, str, bytes, type(None))):
         return thing
-    names = getattr(thing, "__mypyc_attrs__", None) or getattr(thing, "__slots__", None) or vars(thing)
-    return {name: state_of(getattr(thing, name)) for name in names}
+    return {name: state_of(getattr(thing, name)) for name in _names(thing)}
+
+
+def _names(thing: Any) -> Sequence[str]:
+    return getattr(thing, "__mypyc_attrs__", None) or getattr(thing, "__slots__", None) or [*vars(thing)]
+
+
+def _by_number(part: Any) -> Any:
+    """A part of a block: other blocks, which lead back to it, by their numbers."""
+    if isinstance(part, Siblings):
+        return numbers(part.blocks)
+    return part.number if isinstance(part, Block) else part
+
+
+def numbers(blocks: Iterable[Block]) -> list[BlockId]:
+    """By which these blocks go."""
+    return [block.number for block in blocks]

@@ -2,14 +2,16 @@ from array import array
 
 import pytest
 
+from cache_manager.core.block import Block
 from cache_manager.core.block_table import BlockTable, blocks_needed
 from octavo.hashing import token_bytes
-from octavo.ids import BlockHash
+from octavo.ids import BlockHash, BlockId
+from tests.support.books import numbers
 
 
 def table_of(length: int, *, room: int = 0, size: int = 4) -> BlockTable:
     """Blocks 10, 11, ... over tokens 0, 1, ..., with every full block published."""
-    blocks = [10 + index for index in range(blocks_needed(max(length, room), size))]
+    blocks = [Block(BlockId(10 + index)) for index in range(blocks_needed(max(length, room), size))]
     return BlockTable(
         block_size=size,
         root=BlockHash(b"root"),
@@ -47,17 +49,17 @@ def test_blocks_are_missing_only_beyond_the_last_one(end, missing):
 def test_a_fork_covers_the_committed_positions_only():
     parent = table_of(6, room=12)
     child = parent.fork()
-    assert (child.blocks, child.length, child.published) == ([10, 11], 6, 1)
+    assert (numbers(child.blocks), child.length, child.published) == ([10, 11], 6, 1)
     assert child.room == 6
-    assert parent.blocks == [10, 11, 12]
+    assert numbers(parent.blocks) == [10, 11, 12]
 
 
 def test_a_fork_goes_its_own_way():
     parent = table_of(6)
     child = parent.fork()
-    child.blocks[1] = 99
+    child.blocks[1] = Block(BlockId(99))
     child.tokens.append(77)
-    assert (parent.blocks, parent.length) == ([10, 11], 6)
+    assert (numbers(parent.blocks), parent.length) == ([10, 11], 6)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +77,12 @@ def test_a_fork_goes_its_own_way():
 def test_truncation_cuts_the_blocks_behind(length, kept, cut, published):
     """Boundary lengths kS-1, kS, kS+1."""
     table = table_of(9)
-    assert table.truncate(length) == cut
-    assert (table.blocks, table.length, table.published) == (kept, length, published)
+    assert numbers(table.truncate(length)) == cut
+    assert (numbers(table.blocks), table.length, table.published) == (kept, length, published)
     assert table.room == length
 
 
 def test_truncation_to_the_same_length_gives_the_room_back():
     table = table_of(6, room=12)
-    assert table.truncate(6) == [12]
-    assert (table.blocks, table.room) == ([10, 11], 6)
+    assert numbers(table.truncate(6)) == [12]
+    assert (numbers(table.blocks), table.room) == ([10, 11], 6)

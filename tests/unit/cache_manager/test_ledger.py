@@ -496,6 +496,11 @@ class TestRefusals:
             open_ledger(**{field: value})
 
 
+def blocks_of(ledger, *wanted):
+    """The blocks of these numbers, as the parts of the books know them."""
+    return [ledger._pool.blocks[number] for number in wanted]
+
+
 class TestAudit:
     def test_the_books_of_a_busy_pool_are_counted(self):
         ledger = open_ledger()
@@ -509,9 +514,15 @@ class TestAudit:
     @pytest.mark.parametrize(
         ("spoil", "violation"),
         [
-            (lambda ledger: ledger._pool.share([0]), "block 0 has 2 references, 1 tables name it"),
-            (lambda ledger: ledger._index.forget([1]), "pool and index differ on whether block 1 is published"),
-            (lambda ledger: ledger._tables[A].blocks.append(0), "sequence 1: a block stands twice in its table"),
+            (lambda ledger: ledger._pool.share(ledger._pool.blocks[:1]), "block 0 has 2 references, 1 tables name it"),
+            (
+                lambda ledger: ledger._index.forget(ledger._pool.blocks[1:2]),
+                "pool and index differ on whether block 1 is published",
+            ),
+            (
+                lambda ledger: ledger._tables[A].blocks.append(ledger._pool.blocks[0]),
+                "sequence 1: a block stands twice in its table",
+            ),
             (
                 lambda ledger: setattr(ledger._tables[A], "room", 99),
                 "length 9, room 99, blocks for 12",
@@ -522,7 +533,10 @@ class TestAudit:
                 lambda ledger: ledger._tables[A].tokens.__setitem__(0, 9),
                 "block 0 is not published under this sequence's hash",
             ),
-            (lambda ledger: ledger._pool.publish([2]), "block 2 is to be written, and others can see it"),
+            (
+                lambda ledger: ledger._pool.publish(ledger._pool.blocks[2:3]),
+                "block 2 is to be written, and others can see it",
+            ),
         ],
     )
     def test_the_auditor_finds_what_was_spoilt(self, spoil, violation):
@@ -538,6 +552,6 @@ class TestAudit:
     def test_the_auditor_finds_a_head_that_would_go_before_its_tail(self):
         ledger = open_ledger(num_blocks=2)
         compute(ledger, A, tokens_of(0, 8))
-        ledger._pool.release(list(ledger.blocks(A)))
+        ledger._pool.release(blocks_of(ledger, 0, 1))
         ledger._tables.clear()
         assert "block 0 would be evicted before block 1" in ledger.audit().violation

@@ -6,11 +6,12 @@ import logging
 import pytest
 
 from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.block import UNPUBLISHED
 from cache_manager.core.ledger import Ledger
 from cache_manager.manager import Manager
 from cache_manager.metrics import ManagerMetrics
 from cache_manager.restored_audit import audit_books
-from octavo.ids import BlockId, Incarnation, WorkerId
+from octavo.ids import Incarnation, WorkerId
 from octavo.records.attend import Registration
 from tests.support.books import EPOCH, exchange, pool_spec, tokens_of
 from tests.support.mirror import Mirror
@@ -79,7 +80,7 @@ async def test_restored_books_are_audited_while_they_are_in_use(manager: Manager
 
 
 async def test_restored_books_that_do_not_balance_are_an_error_in_log_and_metrics(manager: Manager, told) -> None:
-    come_again(manager)._pool._references[BlockId(0)] += 1
+    come_again(manager)._pool.blocks[0].references += 1
     await audited(manager)
     (record,) = told.records
     assert (record.message, record.levelname) == ("restored_books_unbalanced", "ERROR")
@@ -100,7 +101,7 @@ async def test_an_audit_ends_with_its_epoch(manager: Manager) -> None:
 
 def test_an_audit_in_parts_says_what_one_at_once_says(manager: Manager) -> None:
     ledger = come_again(manager)
-    ledger._pool.order.state[BlockId(3)] = 0
+    ledger._pool.blocks[3].state = UNPUBLISHED
     violations = [violation for part in manager.audit_parts(WORKER, ledger.epoch) for violation in part]
     assert "pool and index differ on whether block 3 is published" in violations
     assert "; ".join(violations) == ledger.audit().violation
