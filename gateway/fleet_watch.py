@@ -13,6 +13,7 @@ import grpc
 from octavo.errors import InvalidRequest
 from octavo.records.fleet import FleetUpdate
 from octavo.service import open_channel
+from octavo.telemetry import Outage
 from octavo.transport import PLAINTEXT, Transport
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import cache_manager_pb2_grpc as cache_manager_v1_grpc
@@ -31,13 +32,16 @@ async def watch(
 
     None when a stream that had begun is lost: until the next snapshot the manager says nothing.
     Connects again 100 to 500 ms after the stream was lost; `draw` gives random numbers in [0, 1), so that gateways
-    do not come back in step.
+    do not come back in step. A manager that stays away is logged now and then, and when it is back.
     """
+    outage = Outage()
     async with open_channel(address, transport) as channel:
         while True:
             begun = False
-            async with aclosing(_until_lost(channel, address, transport)) as updates:
+            async with aclosing(_until_lost(channel, address, transport, outage)) as updates:
                 async for update in updates:
+                    if not begun:
+                        outage.back(log, "fleet_watch_found", address=address)
                     begun = True
                     yield update
             if begun:
@@ -45,12 +49,14 @@ async def watch(
             await asyncio.sleep(_LEAST_DELAY_SECONDS + _DELAY_SPREAD_SECONDS * draw())
 
 
-async def _until_lost(channel: grpc.aio.Channel, address: str, transport: Transport) -> AsyncGenerator[FleetUpdate]:
+async def _until_lost(
+    channel: grpc.aio.Channel, address: str, transport: Transport, outage: Outage
+) -> AsyncGenerator[FleetUpdate]:
     stub = cache_manager_v1_grpc.CacheManagerStub(channel)
     try:
         async for message in stub.WatchFleet(cache_manager_v1.WatchFleetRequest(), metadata=transport.fleet_metadata):
             yield fleet_from_wire(message)
     except grpc.aio.AioRpcError as error:
-        log.warning("fleet_watch_lost", extra={"address": address, "reason": error.details()})
+        outage.away(log, "fleet_watch_lost", address=address, reason=error.details() or error.code().name)
     except InvalidRequest as error:  # a manager that does not speak this version
-        log.error("fleet_update_malformed", extra={"address": address, "reason": str(error)})
+        outage.away(log, "fleet_update_malformed", address=address, reason=str(error), level=logging.ERROR)

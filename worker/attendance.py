@@ -26,6 +26,7 @@ from typing import Protocol
 from octavo.errors import Draining, OctavoError, StaleEpoch, Superseded
 from octavo.ids import NO_EPOCH, CacheEpoch, WorkerId
 from octavo.records.attend import Exchange, Grant, Inventory, Registration
+from octavo.telemetry import Outage
 from worker.cache_client import CacheClient
 
 log = logging.getLogger("octavo.worker.attendance")
@@ -88,6 +89,7 @@ class Attendance:
         assert managers, "managers: 0, wanted at least 1"
         self._managers = managers
         self._draw = draw
+        self._outage = Outage()
         self._at: int | None = None
         self._own: int | None = None
         self._looking_home: asyncio.Task[None] | None = None
@@ -149,7 +151,7 @@ class Attendance:
         try:
             registered = await self._manager.register(ours, inventory)
         except (ConnectionError, StaleEpoch, Draining) as error:
-            log.debug("manager_not_joined", extra={"manager": self._at, "reason": str(error)})
+            self._outage.away(log, "manager_not_joined", manager=self._at, reason=str(error))
             return False
         except OctavoError as error:
             if by_choice and not isinstance(error, Superseded):
@@ -170,6 +172,7 @@ class Attendance:
         self._left = None
         if self._at != self._own:
             self._looking_home = asyncio.create_task(self._look_home())
+        self._outage.back(log, "manager_joined", manager=self._at)
         log.info(
             "registered",
             extra={

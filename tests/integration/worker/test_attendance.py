@@ -316,3 +316,20 @@ async def test_after_each_round_through_the_managers_it_waits_100_to_500_ms(monk
     assert pauses == [0.1, pytest.approx(0.15), pytest.approx(0.25)]
     assert [len(manager.registrations) for manager in managers] == [1, 0]
     assert managers[0].tries == 3
+
+
+async def test_managers_that_are_away_are_said_once_and_not_at_every_try(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "octavo.worker.attendance")
+    manager = Moody()
+    manager.away = True
+
+    async def sleep(_: float) -> None:
+        manager.away = manager.tries < 10
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await Attendance([manager], draw=lambda: 0.0).join(REGISTRATION, idle_holder(), lambda: None)
+
+    assert manager.tries == 10
+    assert caplog.messages == ["manager_not_joined", "manager_joined", "registered"]

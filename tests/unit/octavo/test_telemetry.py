@@ -69,3 +69,30 @@ def test_a_quiet_service_says_warnings_only(capsys: pytest.CaptureFixture[str]) 
     telemetry.configure("worker", "warning")
     logging.getLogger("octavo.engine").info("step")
     assert logged(capsys) == []
+
+
+def test_what_stays_away_is_said_once_a_reason_and_again_after_a_while_and_when_it_is_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    telemetry.configure("gateway")
+    log, now = logging.getLogger("octavo.gateway"), 100.0
+    outage = telemetry.Outage(lambda: now)
+    outage.back(log, "found", address="m")
+    for reason in ("refused", "refused", "no route", "refused", "no route"):
+        now += 0.5
+        outage.away(log, "lost", address="m", reason=reason)
+    now = 100.5 + telemetry.SAY_AGAIN_SECONDS
+    for _ in range(2):
+        outage.away(log, "lost", address="m", reason="refused")
+    outage.back(log, "found", address="m")
+    outage.back(log, "found", address="m")
+    outage.away(log, "lost", address="m", reason="refused", level=logging.ERROR)
+
+    said = [(line["level"], line["event"], line.get("reason"), line["seconds"]) for line in logged(capsys)]
+    assert said == [
+        ("warning", "lost", "refused", 0.0),
+        ("warning", "lost", "no route", 1.0),
+        ("warning", "lost", "refused", 60.0),
+        ("info", "found", None, 60.0),
+        ("error", "lost", "refused", 0.0),
+    ]
