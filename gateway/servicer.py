@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import cast
+from typing import TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
@@ -12,7 +13,7 @@ from gateway.core.routing import Candidate
 from gateway.dispatcher import Dispatcher
 from gateway.explainer import PromptExplainer
 from gateway.tenancy import Tenancy
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.records.serve import TokenLogprobs
 from octavo.status import STATUS_OF, Context, shortened
 from octavo.v1 import gateway_pb2 as gateway_v1
@@ -21,6 +22,11 @@ from octavo.wire.fleet import worker_to_wire
 from octavo.wire.generate import index_state_to_wire
 from octavo.wire.insight import explanation_to_wire
 from octavo.wire.serve import beam_from_wire, finish_reason_to_wire
+
+MAX_REPLY_BYTES = 4 << 20
+"""Of an answer that is as long as its caller makes it: what gRPC's clients take where nobody tells them otherwise."""
+
+Reply = TypeVar("Reply", bound=Message)
 
 SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -64,13 +70,15 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
     async def Tokenize(self, request: gateway_v1.TokenizeRequest, context: Context) -> gateway_v1.TokenizeReply:
         """Text or a conversation as token ids."""
         self._tenancy.account(context.invocation_metadata())
-        return gateway_v1.TokenizeReply(ids=await self._dispatcher.tokens(_prompt_from_wire(request), request.model))
+        ids = await self._dispatcher.tokens(_prompt_from_wire(request), request.model)
+        field = request.WhichOneof("prompt")
+        return _that_fits(gateway_v1.TokenizeReply(ids=ids), f"prompt.{field}: {len(ids)} tokens")
 
     async def Detokenize(self, request: gateway_v1.DetokenizeRequest, context: Context) -> gateway_v1.DetokenizeReply:
         """Token ids as text."""
         self._tenancy.account(context.invocation_metadata())
         text = await self._dispatcher.text(request.ids, request.model, special_tokens=request.show_special_tokens)
-        return gateway_v1.DetokenizeReply(text=text)
+        return _that_fits(gateway_v1.DetokenizeReply(text=text), f"ids: {len(request.ids)} tokens")
 
     async def ListModels(self, request: gateway_v1.ListModelsRequest, context: Context) -> gateway_v1.ListModelsReply:
         """The models that some worker serves now."""
@@ -117,6 +125,14 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
                 undelivered_cached_tokens=counters.undelivered_cached_tokens,
             ),
         )
+
+
+def _that_fits(reply: Reply, asked: str) -> Reply:
+    """The reply. Raises InvalidRequest, which begins with what was asked, where a client could not read it."""
+    size = reply.ByteSize()
+    if size > MAX_REPLY_BYTES:
+        raise InvalidRequest(f"{asked}, an answer of {size} bytes, at most {MAX_REPLY_BYTES}; ask for it in parts")
+    return reply
 
 
 def failure_to_wire(error: OctavoError | TimeoutError) -> gateway_v1.Failure:

@@ -93,14 +93,14 @@ class InferenceServicer:
 
     def Tokenize(self, request, context):
         """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
-        with which ones a model wrote it.
+        with which ones a model wrote it. An answer of more than 4 MiB, which plain clients do not take, is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """The text of token ids.
+        """The text of token ids. An answer of more than 4 MiB is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

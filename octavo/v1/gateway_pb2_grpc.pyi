@@ -41,10 +41,10 @@ class InferenceStub:
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeReply]
     """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
-    with which ones a model wrote it.
+    with which ones a model wrote it. An answer of more than 4 MiB, which plain clients do not take, is refused.
     """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeReply]
-    """The text of token ids."""
+    """The text of token ids. An answer of more than 4 MiB is refused."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsReply]
     """The models that some worker serves now."""
     Explain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainReply]
@@ -65,10 +65,10 @@ class InferenceAsyncStub(InferenceStub):
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.TokenizeRequest, _gateway_pb2.TokenizeReply]  # type: ignore[assignment]
     """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
-    with which ones a model wrote it.
+    with which ones a model wrote it. An answer of more than 4 MiB, which plain clients do not take, is refused.
     """
     Detokenize: _aio.UnaryUnaryMultiCallable[_gateway_pb2.DetokenizeRequest, _gateway_pb2.DetokenizeReply]  # type: ignore[assignment]
-    """The text of token ids."""
+    """The text of token ids. An answer of more than 4 MiB is refused."""
     ListModels: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListModelsRequest, _gateway_pb2.ListModelsReply]  # type: ignore[assignment]
     """The models that some worker serves now."""
     Explain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ExplainRequest, _gateway_pb2.ExplainReply]  # type: ignore[assignment]
@@ -104,7 +104,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.TokenizeReply, _abc.Awaitable[_gateway_pb2.TokenizeReply]]:
         """The token ids of a text or a conversation. Generate may send others that decode to the same text, where it remembers
-        with which ones a model wrote it.
+        with which ones a model wrote it. An answer of more than 4 MiB, which plain clients do not take, is refused.
         """
 
     @_abc_1.abstractmethod
@@ -113,7 +113,7 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.DetokenizeReply, _abc.Awaitable[_gateway_pb2.DetokenizeReply]]:
-        """The text of token ids."""
+        """The text of token ids. An answer of more than 4 MiB is refused."""
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from gateway import servicer
 from gateway.bounds import Bounds
 from gateway.client import Client, Completion, Model
 from gateway.core.events import Finished, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, Limits, TextPrompt
 from octavo.errors import InvalidRequest, QueueFull, UnknownModel
 from octavo.records.serve import FinishReason, Prefilled, SampleFinished, StepReport, Tokens
+from octavo.v1 import gateway_pb2
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -193,3 +195,21 @@ async def test_the_plain_client_says_the_same(front: Gateway) -> None:
     assert models == (Model(name="words", max_model_tokens=words.MAX_MODEL_TOKENS, workers=1),)
     assert good.samples == (await front.client.complete(asking("a"))).samples
     assert isinstance(bad, InvalidRequest)
+
+
+async def test_an_answer_that_plain_clients_could_not_read_is_refused_with_both_numbers(
+    front: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await front.client.tokenize(TEXT)
+    whole = gateway_pb2.TokenizeReply(ids=ids).ByteSize()
+    assert servicer.MAX_REPLY_BYTES == 4 << 20, "gRPC's own limit"
+    monkeypatch.setattr(servicer, "MAX_REPLY_BYTES", whole)
+    assert await front.client.tokenize(TEXT) == ids
+
+    monkeypatch.setattr(servicer, "MAX_REPLY_BYTES", whole - 1)
+    why = f"prompt.text: {len(ids)} tokens, an answer of {whole} bytes, at most {whole - 1}; ask for it in parts"
+    with pytest.raises(InvalidRequest, match=f"^{why}$"):
+        await front.client.tokenize(TEXT)
+    monkeypatch.setattr(servicer, "MAX_REPLY_BYTES", 9)
+    with pytest.raises(InvalidRequest, match=r"^ids: 1 tokens, an answer of 12 bytes, at most 9; ask for it in parts$"):
+        await front.client.detokenize([words.EOS_TOKEN], show_special_tokens=True)
