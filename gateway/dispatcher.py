@@ -9,7 +9,7 @@ another one (gateway/journey.py); nobody but a client without a worker left is t
 
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 
 from gateway.bounds import Bounds
@@ -18,7 +18,7 @@ from gateway.claims import ClaimCounts
 from gateway.core.account import OPEN, Account
 from gateway.core.admission import Wish
 from gateway.core.best_of import best_of
-from gateway.core.events import Event
+from gateway.core.events import Event, Started
 from gateway.core.fleet import Fleet
 from gateway.core.quotas import Quotas
 from gateway.core.request import Generation, Prompt
@@ -31,6 +31,7 @@ from gateway.journey import Journey, Journeys
 from gateway.merge import merged
 from gateway.placement import Judgement, Placement
 from gateway.prefix_lookup import PrefixLookup
+from gateway.presence import Presence
 from gateway.worker_client import Workers
 from octavo.errors import Draining, NoWorker, OctavoError, QueueFull
 from octavo.records.fleet import FleetUpdate, WorkerInfo
@@ -68,6 +69,7 @@ class Dispatcher:
         self._workers = workers
         self._clock = clock
         self._quotas = Quotas()
+        self._present = Presence()
         self._draining = False
         self.counters = Counters()
         self._placement = Placement(self._fleet, self._catalogue, lookup, workers, self.counters)
@@ -142,12 +144,12 @@ class Dispatcher:
         what a server's end looks like, UNAVAILABLE or CANCELLED without a reason.
         """
         self._draining = True
-        if not await self._door.until_empty(seconds):
+        if not await self._present.until_empty(seconds):
             reason = Draining(f"this gateway leaves, and {seconds:g} s were not enough to end the request")
-            self._door.refuse_waiting(reason)
+            self._door.close(reason)
             self._journeys.end(reason)
             self._workers.fail_all(reason)
-            await self._door.until_empty(telling_seconds)
+            await self._present.until_empty(telling_seconds)
 
     async def examine(
         self, request: Generation, account: Account = OPEN
@@ -209,40 +211,45 @@ class Dispatcher:
             OctavoError: as the worker refused it.
             TimeoutError: the deadline passed.
         """
-        arrived = self._clock()
+        arrived, way = self._clock(), _Way()
+        async with AsyncExitStack() as held:
+            held.enter_context(self._counted(way))
+            job = await self._intake.job(request, account, arrived, seconds_left)
+            held.enter_context(self._charged(job, account, way))
+            answers = held.enter_context(self._remembered(job))
+            room = self._placement.room_for(job.model, job.submission)
+            await held.enter_async_context(self._door.place(_wish(job, account), room, self._refusal_for(job)))
+            way.journey = Journey(self._intake.measured(job), self._journeys)
+            events = await held.enter_async_context(aclosing(way.journey.events()))
+            async for event in await held.enter_async_context(aclosing(_told(job, events))):
+                if isinstance(event, Started):  # it is at a worker, which counts it now
+                    room.give_back()
+                    self._door.look()
+                elif (answer := answers.hear(event)) is not None:
+                    self._intake.remember(job, *answer)
+                yield event
+
+    @contextmanager
+    def _counted(self, way: "_Way") -> Generator[None]:
+        """A request is here, and may end before it is at a worker. Raises Draining where none is taken any more."""
         self.counters.requests += 1
-        sent = False
         try:
             if self._draining:
                 raise Draining("this gateway finishes what it has and takes nothing new")
-            job = await self._intake.job(request, account, arrived, seconds_left)
-            with self._charged(job, account) as charge, self._remembered(job) as answers:
-                room = self._placement.room_for(job.model, job.submission)
-                async with self._door.place(_wish(job, account), room, self._refusal_for(job)):
-                    charge.journey = Journey(self._intake.measured(job), self._journeys)
-                    events = charge.journey.events()
-                    async with aclosing(events), aclosing(_told(job, events)) as told:
-                        async for event in told:
-                            if not sent:  # it is at a worker, which counts it now
-                                sent = True
-                                room.give_back()
-                                self._door.look()
-                            if (answer := answers.hear(event)) is not None:
-                                self._intake.remember(job, *answer)
-                            yield event
+            with self._present:
+                yield
         except (OctavoError, TimeoutError):
-            self.counters.refused += not sent
+            self.counters.refused += not way.tokens
             raise
 
     @contextmanager
-    def _charged(self, job: Job, account: Account) -> Generator["_Charge"]:
+    def _charged(self, job: Job, account: Account, way: "_Way") -> Generator[None]:
         """Take what a job may need out of the tenant's quota, and give back what it did not. Raises QuotaExceeded."""
         self._quotas.charge(account.tag, account.quota, job.tokens, job.arrived, job.request.max_tokens_field)
-        charge = _Charge()
         try:
-            yield charge
+            yield
         finally:
-            self._quotas.settle(account.tag, job.tokens, 0 if charge.journey is None else charge.journey.tokens)
+            self._quotas.settle(account.tag, job.tokens, way.tokens)
 
     @contextmanager
     def _remembered(self, job: Job) -> Generator[Listener]:
@@ -268,11 +275,16 @@ class Dispatcher:
 
 
 @dataclass(slots=True)
-class _Charge:
-    """What a request has cost its tenant depends on how far its journey went."""
+class _Way:
+    """How far a request has come."""
 
     journey: Journey | None = None
     """None until it begins."""
+
+    @property
+    def tokens(self) -> int:
+        """That it has taken; none before it was at a worker."""
+        return 0 if self.journey is None else self.journey.tokens
 
 
 def _wish(job: Job, account: Account) -> Wish:

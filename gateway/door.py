@@ -6,7 +6,7 @@ Invariant: a place is given back on every way out, and whoever is next gets it a
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -45,7 +45,7 @@ class Door:
         self._clock = clock
         self._tickets = itertools.count()
         self._waits: dict[Ticket, _Wait] = {}
-        self._left = asyncio.Event()
+        self._closed_by: OctavoError | None = None
 
     @property
     def running(self) -> int:
@@ -57,17 +57,9 @@ class Door:
         """Requests that wait."""
         return self._admission.waiting
 
-    async def until_empty(self, seconds: float) -> bool:
-        """Return when nobody is in and nobody waits, or after so many seconds; whether it is so."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.running or self.waiting:
-                    self._left.clear()
-                    await self._left.wait()
-        return not (self.running or self.waiting)
-
-    def refuse_waiting(self, reason: OctavoError) -> None:
-        """End every wait with an error; nobody is let in by it."""
+    def close(self, reason: OctavoError) -> None:
+        """Nobody waits any more: those who do, and whoever comes, end with `reason`."""
+        self._closed_by = reason
         for wait in self._waits.values():
             if not wait.turn.done():
                 wait.turn.set_exception(reason)
@@ -90,7 +82,7 @@ class Door:
 
         Raises:
             QueueFull: too many wait, or this one would wait too long.
-            OctavoError: this one waited too long.
+            OctavoError: this one waited too long, or the door was closed.
             TimeoutError: the deadline passed.
         """
         ticket = Ticket(next(self._tickets))
@@ -102,9 +94,10 @@ class Door:
             room.give_back()
             self._admission.leave(ticket, self._clock())
             self._take_turns()
-            self._left.set()
 
     async def _turn_of(self, ticket: Ticket, wish: Wish, room: Room, refusal: Callable[[str], OctavoError]) -> None:
+        if self._closed_by is not None:
+            raise self._closed_by
         entered = self._clock()
         expires = min(wish.expires, entered + self._max_wait_seconds)
         self._admission.enter(ticket, replace(wish, expires=expires), entered)

@@ -315,7 +315,11 @@ async def test_what_a_worker_held_before_it_was_replaced_is_dropped_computed_aga
 
 
 async def _events(front: Gateway, request: Generation) -> list[Event]:
-    return [event async for event in front.client.generate(request)]
+    return await _all(front.client.generate(request))
+
+
+async def _all(events: AsyncGenerator[Event]) -> list[Event]:
+    return [event async for event in events]
 
 
 async def test_only_workers_with_room_for_a_request_are_chosen(tmp_path: Path) -> None:
@@ -431,6 +435,38 @@ async def test_a_gateway_that_drains_refuses_and_finishes_what_it_has(fleet: Fak
     assert (await running).usage.output_tokens == 3
     await draining
     assert front.at_rest()
+
+
+async def test_a_drain_waits_for_a_request_whose_text_is_still_read(front: Gateway) -> None:
+    reading = asyncio.create_task(_all(front.dispatcher.generate(Generation(prompt=TextPrompt("x")), None)))
+    await asyncio.sleep(0)  # it has come, and is at the tokenizer's thread
+
+    await front.dispatcher.drain(PATIENCE_SECONDS)
+
+    assert reading.done()
+    assert isinstance((await reading)[-1], Usage)
+
+
+async def test_a_request_that_comes_to_a_door_that_is_closed_is_told_so_at_once(
+    fleet: FakeFleet, tmp_path: Path
+) -> None:
+    """Its text was read until there was no more time, and whoever had the only place has not left yet."""
+    endless = Generation(prompt=TokenPrompt((5,)), max_tokens=1000)
+    async with (
+        gateway(fleet, tmp_path, Bounds(max_running=1)) as front,
+        aclosing(front.dispatcher.generate(endless, None)) as first,
+    ):
+        await anext(first)
+        second = asyncio.create_task(_all(front.dispatcher.generate(Generation(prompt=TextPrompt("x")), None)))
+        await asyncio.sleep(0)
+        draining = asyncio.create_task(front.dispatcher.drain(0.0, PATIENCE_SECONDS))
+
+        with pytest.raises(Draining, match="were not enough"):
+            await second
+        assert front.dispatcher.running == 1
+        await first.aclose()
+        await draining
+        assert front.at_rest()
 
 
 async def test_what_a_draining_gateway_cannot_end_in_time_is_refused_with_its_type(
