@@ -10,7 +10,6 @@ Invariants, for a block size S:
 
 from array import array
 from dataclasses import dataclass
-from struct import unpack
 
 from cache_manager.core.block import Block, Parent
 from octavo.errors import UnknownSequence
@@ -49,6 +48,11 @@ class BlockTable:
     """Where its hash chain becomes private, if not at its root."""
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of a full block's tokens."""
+        return TOKEN_BYTES * self.block_size
+
+    @property
     def length(self) -> int:
         """Committed positions."""
         return len(self.tokens)
@@ -73,8 +77,8 @@ class BlockTable:
 
     def block_tokens(self, first: int, end: int) -> list[bytes]:
         """Tokens of the full blocks [first, end), each as it is hashed and compared."""
-        raw = token_bytes(self.tokens[first * self.block_size : end * self.block_size])
-        blocks = list(unpack(f"{TOKEN_BYTES * self.block_size}s" * (end - first), raw))
+        raw, width = token_bytes(self.tokens[first * self.block_size : end * self.block_size]), self.block_bytes
+        blocks = [raw[at : at + width] for at in range(0, len(raw), width)]
         if first <= self.seam.block < end:
             at = self.seam.block - first
             blocks[at] = self.seam.joined(self.seam.block, blocks[at])

@@ -34,8 +34,8 @@ class MirrorNews:
         """
         pack, width, note = self._pack, self._block_bytes, self._published.append
         before = parent.number if isinstance(parent, Block) else NO_BLOCK
-        for block, hashed in zip(blocks, tokens, strict=True):
-            note(pack(block.number, before, root, hashed[-width:], tenant, retain_seconds))
+        for at, block in enumerate(blocks):
+            note(pack(block.number, before, root, tokens[at][-width:], tenant, retain_seconds))
             before = block.number
 
     def evicted(self, blocks: list[Block]) -> None:

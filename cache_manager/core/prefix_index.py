@@ -69,11 +69,11 @@ class PrefixIndex:
             if len(hits) == limit:
                 return
             start += width
-            after = block.after
+            chunk, after = tokens[start : start + width], block.after
             if isinstance(after, Block):  # as nearly always
-                block = after if tokens.startswith(after.tokens, start) else None
+                block = after if after.tokens == chunk else None
             else:
-                block = None if after is None else after.find(tokens[start : start + width])
+                block = None if after is None else after.find(chunk)
 
     def offer(self, blocks: list[Block], parent: Parent, tokens: list[bytes]) -> list[Block]:
         """Publish full blocks that follow one another after `parent`, except the first ones that have equals already.
@@ -94,8 +94,9 @@ class PrefixIndex:
     def _publish(self, blocks: list[Block], parent: Parent, tokens: list[bytes]) -> None:
         """Publish blocks that follow one another after `parent`, where nothing holds what the first of them does."""
         next_hash, last_hash = self._next_hash, _hash_before(parent)
-        for block, chunk in zip(blocks, tokens, strict=True):
-            block.parent, block.tokens = parent, chunk
+        for at, block in enumerate(blocks):
+            block.parent = parent
+            block.tokens = chunk = tokens[at]
             block.hash = last_hash = next_hash(last_hash, chunk)
             if isinstance(parent, Block) and parent.after is None:  # as nearly always
                 parent.after = block
