@@ -159,11 +159,12 @@ class _OneServer:
 
     def __init__(self, where: RedisUrl) -> None:
         self._sentinels: list[Any] = []
-        kwargs: dict[str, Any] = {**_kwargs(where), "db": where.database}
+        kwargs: dict[str, Any] = {**_kwargs(where, tls=where.tls), "db": where.database}
         if where.topology is Topology.SENTINEL:
             login = {"username": where.options.get("sentinel_username")}
             login["password"] = where.options.get("sentinel_password")
-            sentinel = cast("Any", Sentinel)(where.hosts, sentinel_kwargs={**_kwargs(where), **login}, **kwargs)
+            asking = {**_kwargs(where, tls=where.sentinel_tls), **login}
+            sentinel = cast("Any", Sentinel)(where.hosts, sentinel_kwargs=asking, **kwargs)
             self._sentinels = sentinel.sentinels
             self._redis = sentinel.master_for(where.service)
         elif where.socket_path is not None:
@@ -196,7 +197,8 @@ class _Cluster:
     def __init__(self, where: RedisUrl) -> None:
         nodes = [cast("Any", ClusterNode)(host, port) for host, port in where.hosts]
         # Where some nodes are away for good, the keys of the others are still worth having.
-        self._cluster = cast("Any", RedisCluster)(startup_nodes=nodes, require_full_coverage=False, **_kwargs(where))
+        kwargs = _kwargs(where, tls=where.tls)
+        self._cluster = cast("Any", RedisCluster)(startup_nodes=nodes, require_full_coverage=False, **kwargs)
 
     async def connect(self) -> None:
         await self._cluster.initialize()
@@ -214,14 +216,14 @@ class _Cluster:
         await self._cluster.aclose()
 
 
-def _kwargs(where: RedisUrl) -> dict[str, Any]:
+def _kwargs(where: RedisUrl, *, tls: bool) -> dict[str, Any]:
     """What every connection is made with."""
-    tls = {name: where.options[name] for name in TLS_OPTIONS if name in where.options}
+    files = {name: where.options[name] for name in TLS_OPTIONS if name in where.options}
     return {
         "username": where.username,
         "password": where.password,
         "socket_timeout": SOCKET_SECONDS,
         "socket_connect_timeout": SOCKET_SECONDS,
         "retry": Retry(NoBackoff(), 0),
-        **({"ssl": True, **tls} if where.tls else {}),
+        **({"ssl": True, **files} if tls else {}),
     }

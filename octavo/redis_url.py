@@ -5,11 +5,12 @@
     redis+cluster://[[user]:password@]host[:port],host[:port],...
     unix:///path/to/socket
 
-`rediss` in place of `redis` is the same over TLS. Options follow as `?name=value&name=value` (see OPTIONS). Characters
-that mean something in a URL are percent-encoded in user and password.
+`rediss` in place of `redis` is the same over TLS, to sentinels as well. Options follow as `?name=value&name=value` (see
+OPTIONS). Characters that mean something in a URL are percent-encoded in user and password.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -17,8 +18,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 """Paths of files in PEM form: who is trusted (default: whom the system trusts), and what we show of ourselves."""
 
-OPTIONS = (*TLS_OPTIONS, "sentinel_username", "sentinel_password")
-"""What a URL may say besides. Sentinels have a user and a password of their own, or none."""
+SENTINEL_OPTIONS = ("sentinel_username", "sentinel_password", "sentinel_tls")
+"""Sentinels have a user and a password of their own, or none; TLS where the servers have it, unless told yes or no."""
+
+OPTIONS = (*TLS_OPTIONS, *SENTINEL_OPTIONS)
+"""What a URL may say besides."""
 
 _DEFAULT_PORTS = {"standalone": 6379, "sentinel": 26379, "cluster": 6379}
 
@@ -39,6 +43,8 @@ class RedisUrl:
     hosts: tuple[tuple[str, int], ...]
     """The server; the sentinels; or some nodes of the cluster, which name the others. Empty for a socket's path."""
     tls: bool = False
+    """To the servers."""
+    sentinel_tls: bool = False
     socket_path: str | None = None
     service: str = ""
     """What the sentinels call the group of servers."""
@@ -66,15 +72,19 @@ def parse_redis_url(url: str) -> RedisUrl:
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")
     service, database = _path(parts.path, topology)
+    tls, options = family == "rediss", _options(parts.query, topology)
+    sentinel_tls = topology is Topology.SENTINEL and _yes("sentinel_tls", options.pop("sentinel_tls", None), tls)
+    _check_tls_options(options, tls or sentinel_tls)
     return RedisUrl(
         topology=topology,
         hosts=tuple(_host(each, _DEFAULT_PORTS[topology.value]) for each in _hosts(hosts, topology)),
-        tls=family == "rediss",
+        tls=tls,
+        sentinel_tls=sentinel_tls,
         service=service,
         database=database,
         username=unquote(user) or None,
         password=unquote(password) or None,
-        options=_options(parts.query, family == "rediss", topology),
+        options=options,
     )
 
 
@@ -111,13 +121,23 @@ def _path(path: str, topology: Topology) -> tuple[str, int]:
     return service, int(database)
 
 
-def _options(query: str, tls: bool, topology: Topology) -> dict[str, str]:
+def _options(query: str, topology: Topology) -> dict[str, str]:
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
         if name not in OPTIONS:
             raise ValueError(f"option {name!r} is not known, wanted one of {', '.join(OPTIONS)}")
-        if name in TLS_OPTIONS and not tls:
-            raise ValueError(f"option {name!r} needs TLS: rediss in place of redis")
-        if name not in TLS_OPTIONS and topology is not Topology.SENTINEL:
+        if name in SENTINEL_OPTIONS and topology is not Topology.SENTINEL:
             raise ValueError(f"option {name!r} is for redis+sentinel://")
     return options
+
+
+def _check_tls_options(options: Iterable[str], tls: bool) -> None:
+    for name in options:
+        if name in TLS_OPTIONS and not tls:
+            raise ValueError(f"option {name!r} needs TLS: rediss in place of redis")
+
+
+def _yes(name: str, value: str | None, otherwise: bool) -> bool:
+    if value not in (None, "yes", "no"):
+        raise ValueError(f"option {name!r} is {value!r}, wanted yes or no")
+    return otherwise if value is None else value == "yes"

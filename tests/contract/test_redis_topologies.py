@@ -30,6 +30,7 @@ from tests.support.redis_topologies import (
     in_cluster,
     in_cluster_over_tls,
     under_sentinel,
+    under_sentinel_over_tls,
     until,
 )
 
@@ -270,6 +271,13 @@ async def test_a_cluster_is_spoken_to_over_tls(tmp_path: Path) -> None:
         assert sum(held) == WORKERS
         await (await servers.holder(secret.workers[0].index)).stop()
         assert (await secret.hits()).state is DEGRADED
+
+
+@pytest.mark.parametrize("server_tls", [True, False], ids=["server over TLS", "server in clear"])
+async def test_sentinels_are_asked_over_tls_as_a_user(server_tls: bool, tmp_path: Path) -> None:
+    """The server that they name is spoken to over TLS as well, or in clear, as another user."""
+    async with under_sentinel_over_tls(tmp_path, server_tls=server_tls) as servers, rumour(servers) as secret:
+        assert await secret.hits() == Hits({worker.worker_id: 4 * BLOCKS for worker in secret.workers}, EXACT)
 
 
 # ---- what only some can do -----------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy.process import LOOPBACK, Process
+from deploy.process import LOOPBACK, Process, running
 from deploy.redis_binary import redis_server_path
 from tests.support.certificates import Authority
 from tests.support.redis_server import RedisServer, redis_server
-from tests.support.tcp_proxy import TcpProxy, tcp_proxy
+from tests.support.tcp_proxy import TcpProxy, tcp_proxy, tcp_switch
 
 SERVICE = "rumour"
 PASSWORD = "fold: sixteen/pages"
+USER_PASSWORD = "leaf"
 QUOTED = "fold%3A%20sixteen%2Fpages"
 NODES = 3
 SLOTS = 16_384
@@ -103,7 +104,7 @@ async def under_sentinel(folder: Path) -> AsyncGenerator[Servers]:
         master = await stack.enter_async_context(redis_server(password=PASSWORD))
         follow = ("--replicaof", LOOPBACK, str(master.port))
         replica = await stack.enter_async_context(redis_server(*follow, password=PASSWORD))
-        sentinel = _sentinel(folder / "sentinel.conf", master)
+        sentinel = _sentinel(folder / "sentinel.conf", master.port)
         stack.push_async_callback(sentinel.kill)
         await sentinel.start()
         await sentinel.serving()
@@ -121,13 +122,34 @@ async def under_sentinel(folder: Path) -> AsyncGenerator[Servers]:
         yield Servers(url, [master, replica], start=synchronised)
 
 
-def _sentinel(config: Path, master: RedisServer) -> Process:
+@asynccontextmanager
+async def under_sentinel_over_tls(folder: Path, *, server_tls: bool) -> AsyncGenerator[Servers]:
+    """A sentinel that is spoken to over TLS, and a server at the place that it names, in clear or over TLS.
+
+    Both ask for a user's password. Among themselves they speak in clear, at the same places.
+    """
+    authority = Authority(folder)
+    certificate = authority.issue("redis").both
+    async with (
+        redis_server("--user", *f"octavo on >{USER_PASSWORD} ~* &* +@all".split(), password=PASSWORD) as server,
+        tcp_switch(server.port, certificate) as named,
+    ):
+        sentinel = _sentinel(folder / "sentinel.conf", named.port)
+        async with running(sentinel), tcp_proxy(sentinel.port, certificate) as asked:
+            scheme, more = ("rediss", "") if server_tls else ("redis", "&sentinel_tls=yes")
+            login = f"sentinel_username=default&sentinel_password={QUOTED}"
+            options = f"{login}&ssl_ca_certs={authority.file}{more}"
+            url = f"{scheme}+sentinel://octavo:{USER_PASSWORD}@{LOOPBACK}:{asked.port}/{SERVICE}/0?{options}"
+            yield Servers(url, [server], asked)
+
+
+def _sentinel(config: Path, master_port: int) -> Process:
     """A process at a free port; it writes its own file."""
     port = RedisServer().port
     config.write_text(
         f"port {port}\nbind {LOOPBACK}\ndir {config.parent}\n"
         f'requirepass "{PASSWORD}"\n'
-        f"sentinel monitor {SERVICE} {LOOPBACK} {master.port} 1\n"
+        f"sentinel monitor {SERVICE} {LOOPBACK} {master_port} 1\n"
         f'sentinel auth-pass {SERVICE} "{PASSWORD}"\n'
         f"sentinel down-after-milliseconds {SERVICE} 500\n"
         f"sentinel failover-timeout {SERVICE} 3000\n"

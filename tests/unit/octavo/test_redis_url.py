@@ -37,6 +37,24 @@ STANDALONE, SENTINEL, CLUSTER = Topology.STANDALONE, Topology.SENTINEL, Topology
                 options={"sentinel_password": "other"},
             ),
         ),
+        (
+            "rediss+sentinel://a/main",
+            RedisUrl(topology=SENTINEL, hosts=(("a", 26379),), service="main", tls=True, sentinel_tls=True),
+        ),
+        (
+            "rediss+sentinel://a/main?sentinel_tls=no",
+            RedisUrl(topology=SENTINEL, hosts=(("a", 26379),), service="main", tls=True),
+        ),
+        (
+            "redis+sentinel://a/main?sentinel_tls=yes&ssl_ca_certs=/etc/ca.pem",
+            RedisUrl(
+                topology=SENTINEL,
+                hosts=(("a", 26379),),
+                service="main",
+                sentinel_tls=True,
+                options={"ssl_ca_certs": "/etc/ca.pem"},
+            ),
+        ),
         ("rediss+cluster://a:1,b,c:3", RedisUrl(topology=CLUSTER, hosts=(("a", 1), ("b", 6379), ("c", 3)), tls=True)),
         ("redis+cluster://a/0", RedisUrl(topology=CLUSTER, hosts=(("a", 6379),))),
     ],
@@ -68,6 +86,9 @@ def test_a_url_means(url: str, meaning: RedisUrl) -> None:
         ("redis://there?ssl_ca_certs=/etc/ca.pem", "needs TLS"),
         ("rediss://there?ssl_cert_reqs=none", "not known"),
         ("redis://there?sentinel_password=word", "is for redis+sentinel://"),
+        ("rediss://there?sentinel_tls=yes", "is for redis+sentinel://"),
+        ("redis+sentinel://a/main?sentinel_tls=on", "'sentinel_tls' is 'on', wanted yes or no"),
+        ("redis+sentinel://a/main?sentinel_tls=no&ssl_ca_certs=/etc/ca.pem", "needs TLS"),
         ("unix://", "wanted unix:///path"),
     ],
 )
