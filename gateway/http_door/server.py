@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http_door.protocol import BoundedHttp
 from octavo.service import CannotListen
 from octavo.settings import split_address
 
@@ -38,7 +39,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             Named(app),
-            http="httptools",
+            http=BoundedHttp,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -85,6 +86,8 @@ class Named:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request_id = uuid.uuid4().hex
+        if scope["method"] == "HEAD":  # is GET, but for the answer's body, which uvicorn leaves out
+            scope = {**scope, "method": "GET"}
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_named(message: MutableMapping[str, Any]) -> None:

@@ -569,6 +569,14 @@ async def test_paths_and_methods_that_are_not_there_are_refused_alike(http: http
     assert answers[1].headers["allow"] == "POST"
 
 
+async def test_head_is_answered_as_get_is_without_a_body(http: httpx2.AsyncClient) -> None:
+    for path in ("/health", "/v1/models", "/v1/nothing", "/v1/completions"):
+        get, head = await http.get(path), await http.head(path)
+
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-length"] == str(len(get.content))
+
+
 async def test_every_answer_has_an_id_of_its_own(http: httpx2.AsyncClient) -> None:
     answers = [
         await http.get("/v1/nothing"),
