@@ -35,15 +35,15 @@ from cache_manager.core.books import Books, empty_books
 from cache_manager.core.changes import Change, ChangeLog, LedgerStats
 from cache_manager.core.draft import Draft, judge_commit, judge_count, judge_prompt
 from cache_manager.core.explain import Explainer
-from cache_manager.core.mirror_news import MirrorNews
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS, PartialHits
 from cache_manager.core.prefix_index import NextHash, hashes_of
 from cache_manager.core.single_flight import WaitFor
+from cache_manager.core.untold import Untold
 from cache_manager.core.usage import PoolUsage, usage_of
 from octavo.errors import PoolExhausted
 from octavo.hashing import NO_SEAM, hit_candidates, next_hash, token_bytes
 from octavo.ids import NEVER_RESET, NOBODY, BlockHash, BlockId, CacheEpoch, Epoch, SequenceId, TenantTag
-from octavo.records.attend import Attach, BlockCopy, Exchange, Fork, Grant, Reservation, TableChange
+from octavo.records.attend import Attach, Exchange, Fork, Grant, Reservation
 from octavo.records.fleet import PoolSpec
 from octavo.records.insight import PoolAudit, PromptExplanation, SequenceDescription, TableBlock
 from octavo.records.scope import PLAIN, Scope
@@ -88,10 +88,7 @@ class Ledger:
         self._auditor = Auditor(self._pool, self._index, self._flights, self._tables, next_hash)
         self._stats = LedgerStats()
         self._changes = ChangeLog()
-        self._news = MirrorNews(spec.block_size)
-        self._copies: list[BlockCopy] = []
-        self._untold: dict[SequenceId, int] = {}
-        """The first table entry that the worker was not told of."""
+        self._untold = Untold(spec.block_size)
 
     def __contains__(self, sequence: SequenceId) -> bool:
         """Whether the sequence is in the books."""
@@ -103,7 +100,7 @@ class Ledger:
 
     def blocks(self, sequence: SequenceId) -> tuple[BlockId, ...]:
         """The sequence's block table. Raises UnknownSequence."""
-        return _numbers(self._tables[sequence].blocks)
+        return tuple([block.number for block in self._tables[sequence].blocks])
 
     def free_list(self) -> Iterator[BlockId]:
         """The blocks without an owner, the next to be allocated first."""
@@ -257,12 +254,12 @@ class Ledger:
             step=exchange.step,
             attached=tuple(attached),
             waiting=tuple(waiting),
-            tables=self._take_tables(),
-            copies=self._take_copies(),
+            tables=self._untold.take_tables(self._tables),
+            copies=self._untold.take_copies(),
             unmet=(*unmet_children, *unmet),
             free_blocks=self._pool.num_available,
-            published=self._news.take_published(),
-            evicted=self._news.take_evicted(),
+            published=self._untold.take_published(),
+            evicted=self._untold.take_evicted(),
             roots=tuple([self._tables[sequence].root for sequence, _ in attached]),
             cache_epoch=self.cache_epoch,
         )
@@ -282,7 +279,7 @@ class Ledger:
         for table in self._tables.values():
             table.forget()
         self._pool.unpublish_all()
-        self._news.clear()
+        self._untold.forgotten()
         self._changes.forgotten()
         return self._index.clear()
 
@@ -355,7 +352,7 @@ class Ledger:
         self._tables[sequence] = table
         if missing is not None:
             self._flights.begin(sequence, raw, missing)
-        self._tell_from(sequence, 0)
+        self._untold.changed(sequence, 0)
         reused += self._copy_partial_hit(table, tokens, raw)
         self._stats.attached_sequences += 1
         self._stats.attached_tokens += len(tokens)
@@ -371,7 +368,7 @@ class Ledger:
         self._pool.share([hit.source])  # a block was used; and what is copied must not be what is allocated
         (own,) = self._allocate(1)
         self._pool.release([hit.source])
-        self._copies.append(BlockCopy(hit.source.number, own.number))
+        self._untold.copied(hit.source, own)
         table.blocks.append(own)
         table.tokens.extend(tokens[table.length : table.length + hit.tokens])
         table.room = len(table.blocks) * table.block_size
@@ -392,7 +389,7 @@ class Ledger:
             self._copy_tail(sequence, table)
         if missing:
             blocks = self._allocate(missing)
-            self._tell_from(sequence, len(table.blocks))
+            self._untold.changed(sequence, len(table.blocks))
             table.blocks += blocks
         table.room = len(table.blocks) * table.block_size
 
@@ -408,8 +405,8 @@ class Ledger:
         shared, (private,) = table.blocks[index], self._allocate(1)
         table.blocks[index] = private
         self._pool.release([shared])
-        self._copies.append(BlockCopy(shared.number, private.number))
-        self._tell_from(sequence, index)
+        self._untold.copied(shared, private)
+        self._untold.changed(sequence, index)
         self._stats.copied_blocks += 1
 
     def _commit(self, sequence: SequenceId, table: BlockTable, tokens: Sequence[int]) -> None:
@@ -436,7 +433,7 @@ class Ledger:
             account = self._account_of(table, blocks)
             self._pool.publish(blocks, account)
             self._changes.published(hashes_of(blocks))
-            self._news.published(root, before, blocks, tokens, account.tenant, table.retain_seconds)
+            self._untold.published(root, before, blocks, tokens, account.tenant, table.retain_seconds)
             self._stats.published_blocks += len(blocks)
 
     def _account_of(self, table: BlockTable, new: Sequence[Block]) -> Account:
@@ -453,7 +450,7 @@ class Ledger:
                 self._pool.share([canonical])
                 self._pool.release([own])
                 table.blocks[index] = canonical
-                self._tell_from(sequence, index)
+                self._untold.changed(sequence, index)
                 self._stats.merged_blocks += 1
 
     def _fork(self, parent: SequenceId, children: Sequence[SequenceId], reserve: int) -> None:
@@ -468,7 +465,7 @@ class Ledger:
         for child in children:
             self._pool.share(branch.blocks)
             self._tables[child] = own = branch.fork()
-            self._tell_from(child, 0)
+            self._untold.changed(child, 0)
             self._reserve(child, own, reserve)
 
     def _truncate(self, sequence: SequenceId, length: int) -> None:
@@ -482,7 +479,7 @@ class Ledger:
             order.retain(table.blocks[: table.published], table.retain_seconds)
         order.ratio = self._rehearsal.use(hashes_of(table.blocks[table.aliased : table.published]))
         self._release(table.blocks)
-        self._untold.pop(sequence, None)
+        self._untold.freed(sequence)
         self._flights.end(sequence)
 
     def _release(self, blocks: list[Block]) -> None:
@@ -494,7 +491,7 @@ class Ledger:
         evicted = self._index.forget(blocks)
         if evicted:
             self._changes.evicted(evicted)
-            self._news.evicted(blocks)
+            self._untold.evicted(blocks)
             self._stats.evicted_blocks += len(evicted)
         return blocks
 
@@ -542,29 +539,6 @@ class Ledger:
             except PoolExhausted:
                 unmet.append(sequence)
         return unmet
-
-    def _tell_from(self, sequence: SequenceId, index: int) -> None:
-        """The worker does not know the table's entries from `index` on."""
-        if index < self._untold.setdefault(sequence, index):
-            self._untold[sequence] = index
-
-    def _take_tables(self) -> tuple[TableChange, ...]:
-        changes: list[TableChange] = []
-        for sequence, first in self._untold.items():
-            blocks = self._tables[sequence].blocks[first:]
-            if blocks:
-                changes.append(TableChange(sequence, first, _numbers(blocks)))
-        self._untold.clear()
-        return tuple(changes)
-
-    def _take_copies(self) -> tuple[BlockCopy, ...]:
-        copies = tuple(self._copies)
-        self._copies.clear()
-        return copies
-
-
-def _numbers(blocks: list[Block]) -> tuple[BlockId, ...]:
-    return tuple([block.number for block in blocks])
 
 
 def is_compiled() -> bool:
