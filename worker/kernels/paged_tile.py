@@ -19,6 +19,9 @@ sums come in *parts*: tuples of one tensor, or of two, the even elements of D an
 is put together at the end.
 """
 
+# pyright: reportGeneralTypeIssues=false
+# A kernel is Triton's language in Python's grammar.
+
 import triton
 import triton.language as tl
 
