@@ -207,7 +207,7 @@ class ModelledFleet:
         blocks = prompt.of(self._workers[0].info)
         standings = self._fleet.standings(self._names)
         indexed = {name: held for name, held in self._indexed(blocks[:-1]) if held}
-        hits = self._fleet.hits(prompt, indexed)
+        hits = self._fleet.hits(prompt, self._fleet.workers, indexed)
         work = Work(prompt=tuple(job.prompt), output_tokens=job.output_blocks)
         requests = [one.requests for one in self._workers[: len(standings)]]
         job.worker = policy(View(work, standings, hits, requests), draw)

@@ -134,16 +134,16 @@ class Placement:
         asked = self._fitting(model, longest, avoided())
         if not asked:
             return None
-        found = await self._lookup.hits(longest.prompt, longest.scope, asked)
+        prompt, work = PromptBlocks(longest.prompt, longest.scope), work_of(parts, longest)
+        found = await self._lookup.hits(prompt, asked)
         indexed = self._fleet.credited(asked, found.tokens)
         self._counters.outdated_hits += len(found.tokens) - len(indexed)
         fitting = self._fitting(model, longest, avoided())
         if not fitting:
             return None
-        prompt, work = PromptBlocks(longest.prompt, longest.scope), work_of(parts, longest)
         standings = self._fleet.standings([worker.worker_id for worker in fitting])
         claimed = self._fleet.credited(asked, found.claimed)
-        choice = choose(work, standings, self._fleet.hits(prompt, indexed, claimed), self._draw)
+        choice = choose(work, standings, self._fleet.hits(prompt, fitting, indexed, claimed), self._draw)
         chosen = choice.chosen.standing.info
         published = indexed.get(chosen.worker_id, 0) // chosen.pool.block_size
         return Judgement(choice, work, prompt, prompt.of(chosen)[published:], found.state)

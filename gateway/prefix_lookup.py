@@ -20,7 +20,7 @@ from typing import Protocol
 
 from gateway.claims import ClaimCounts, Claims
 from gateway.core.breaker import Breaker
-from octavo.hashing import ChainRoot, block_hashes, hit_candidates
+from gateway.core.in_flight import Blocks, PromptBlocks
 from octavo.ids import BlockHash, Epoch, WorkerId
 from octavo.index_schema import (
     CLAIM_SECONDS,
@@ -35,7 +35,6 @@ from octavo.index_schema import (
 )
 from octavo.records.fleet import WorkerInfo
 from octavo.records.generate import IndexState
-from octavo.records.scope import Scope
 from octavo.redis_client import Command, NoScriptError, RedisClient, ResponseError
 
 log = logging.getLogger("octavo.gateway")
@@ -84,7 +83,7 @@ class PrefixLookup(Protocol):
         """What was claimed."""
         ...
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
         """How much of the prompt each worker holds.
 
         At least one token of the prompt is never counted, since it must be computed.
@@ -130,18 +129,16 @@ class _Query:
         return Command(key, (name, script, 2, key, self.claims, self.members, WHOLE_MARK))
 
 
-def _queries(prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> list[_Query]:
-    """One question per worker. Workers of equal pools share a hash chain, which is computed once."""
-    members: dict[ChainRoot, bytes] = {}
+def _queries(prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> list[_Query]:
+    """One question per worker, if there is any. Workers of equal pools have equal members, which are joined once."""
+    members: dict[Blocks, bytes] = {}
     queries: list[_Query] = []
     for worker in workers:
-        root, block_size = worker.chain_root(scope), worker.pool.block_size
-        if root not in members:
-            candidates = prompt[: hit_candidates(len(prompt), block_size) * block_size]
-            hashes = block_hashes(root.hash(), candidates, block_size, scope.seam(block_size))
-            members[root] = b"".join(map(index_member, hashes))
-        if members[root]:
-            queries.append(_Query(worker.worker_id, worker.epoch, members[root], block_size))
+        wanted = prompt.wanted(worker)
+        if wanted not in members:
+            members[wanted] = b"".join(map(index_member, wanted))
+        if wanted:
+            queries.append(_Query(worker.worker_id, worker.epoch, members[wanted], worker.pool.block_size))
     return queries
 
 
@@ -169,9 +166,9 @@ class MemoryLookup:
         """Say that a worker holds these blocks."""
         self._index.setdefault(index_key(worker, epoch), set()).update(index_member(each) for each in hashes)
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
-        queries = _queries(prompt, scope, workers)
+        queries = _queries(prompt, workers)
         return _hits(queries, map(self._answer, queries), IndexState.EXACT)
 
     def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
@@ -235,9 +232,9 @@ class RedisLookup:
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
         """See PrefixLookup."""
-        queries = _queries(prompt, scope, workers)
+        queries = _queries(prompt, workers)
         if not queries:
             return Hits(state=self.state)
         if not self.breaker.closed:

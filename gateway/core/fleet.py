@@ -199,13 +199,15 @@ class Fleet:
     def hits(
         self,
         prompt: PromptBlocks,
-        indexed: Mapping[WorkerId, int],
+        workers: Iterable[WorkerInfo],
+        indexed: Mapping[WorkerId, int] = MappingProxyType({}),
         claimed: Mapping[WorkerId, int] = MappingProxyType({}),
     ) -> dict[WorkerId, Hit]:
-        """What each worker has or will have of a prompt.
+        """What each of these workers has or will have of a prompt; those of which nothing is known are left out.
 
         Given the leading tokens that the prefix index says it holds, and those that it will hold by gateways' claims.
         """
+        members = ((info.worker_id, self._members.get(info.worker_id)) for info in workers)
         return {
             worker: prompt.hit(
                 member.info,
@@ -213,8 +215,8 @@ class Fleet:
                 member.reserved.alike(prompt.of(member.info)),
                 claimed.get(worker, 0),
             )
-            for worker, member in self._members.items()
-            if worker in indexed or worker in claimed or member.reserved
+            for worker, member in members
+            if member is not None and (worker in indexed or worker in claimed or member.reserved)
         }
 
     def reserve(

@@ -65,6 +65,10 @@ class PromptBlocks:
             self._chains[root] = tuple(block_hashes(root.hash(), self._prompt, size, self._scope.seam(size)))
         return self._chains[root]
 
+    def wanted(self, worker: WorkerInfo) -> Blocks:
+        """The full blocks that may be found there: at least one token is left to compute."""
+        return self.of(worker)[: hit_candidates(len(self._prompt), worker.pool.block_size)]
+
     def hit(self, worker: WorkerInfo, indexed_tokens: int, sent: Collection[Sent], claimed_tokens: int = 0) -> Hit:
         """What this prompt will find at a worker.
 
@@ -74,8 +78,7 @@ class PromptBlocks:
             sent: what this gateway sent there.
             claimed_tokens: how far it will reach, by what any gateway sent there. Nobody says that it was computed.
         """
-        block_size = worker.pool.block_size
-        wanted = self.of(worker)[: hit_candidates(len(self._prompt), block_size)]
+        block_size, wanted = worker.pool.block_size, self.wanted(worker)
         computed = reached = indexed_tokens // block_size
         for prompt in sent:
             if prompt.computed:

@@ -67,7 +67,7 @@ class Rooms:
     def _unshared(self, prompt: PromptBlocks, standing: Standing) -> int:
         """Tokens of a prompt that a worker must find room for: all but those it has in common with others there."""
         info, process = standing.info, process_of(standing.info)
-        sent = self._fleet.hits(prompt, {}).get(info.worker_id)
+        sent = self._fleet.hits(prompt, [info]).get(info.worker_id)
         let_in = [Sent(other.of(info), computed=False) for other, at in self._taken.items() if at.worker == process]
         return prompt.tokens - prompt.hit(info, 0 if sent is None else sent.tokens, let_in).tokens
 

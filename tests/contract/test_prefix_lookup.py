@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.claims import ClaimCounts
+from gateway.core.in_flight import PromptBlocks
 from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
@@ -25,6 +26,10 @@ from tests.support.redis_server import RedisServer, redis_server
 BLOCK = 16
 PATIENT_SECONDS = 10.0
 SALT = b"s" * 32
+
+
+def plain(prompt: Sequence[int]) -> PromptBlocks:
+    return PromptBlocks(prompt, PLAIN)
 
 
 class Index(Protocol):
@@ -85,7 +90,7 @@ async def test_each_worker_holds_its_own_leading_blocks(index: Index) -> None:
     for name, blocks in {"a": 3, "b": 7, "c": 5}.items():
         await index.publish(fleet[name], chain(prompt)[:blocks])
 
-    found = await index.lookup.hits(tuple(prompt), PLAIN, tuple(fleet.values()))
+    found = await index.lookup.hits(plain(tuple(prompt)), tuple(fleet.values()))
 
     assert found.tokens == {"a": 3 * BLOCK, "b": 7 * BLOCK, "c": 5 * BLOCK}
 
@@ -96,7 +101,7 @@ async def test_one_token_of_a_prompt_is_always_left_to_compute(index: Index, len
     info = worker("a")
     await index.publish(info, chain(range(4 * BLOCK)))
 
-    found = await index.lookup.hits(tuple(range(length)), PLAIN, [info])
+    found = await index.lookup.hits(plain(tuple(range(length))), [info])
 
     assert found.tokens.get(info.worker_id, 0) == (length - 1) // BLOCK * BLOCK
 
@@ -106,7 +111,7 @@ async def test_a_prompt_that_leaves_the_chain_is_a_hit_up_to_there(index: Index)
     await index.publish(info, chain(range(6 * BLOCK)))
     prompt = (*range(2 * BLOCK + 5), 9999, *range(2 * BLOCK + 6, 6 * BLOCK))
 
-    assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens == {"a": 2 * BLOCK}
+    assert (await index.lookup.hits(plain(prompt), [info])).tokens == {"a": 2 * BLOCK}
 
 
 async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
@@ -115,7 +120,7 @@ async def test_what_lies_behind_a_hole_does_not_count(index: Index) -> None:
     hashes = chain(range(6 * BLOCK))
     await index.publish(info, hashes[:2] + hashes[3:])
 
-    assert (await index.lookup.hits(tuple(range(6 * BLOCK)), PLAIN, [info])).tokens == {"a": 2 * BLOCK}
+    assert (await index.lookup.hits(plain(tuple(range(6 * BLOCK))), [info])).tokens == {"a": 2 * BLOCK}
 
 
 async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> None:
@@ -123,7 +128,7 @@ async def test_long_prompts_are_followed_to_their_last_block(index: Index) -> No
     prompt = tuple(range(3000 * BLOCK))
     await index.publish(info, chain(prompt))
 
-    assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens == {"a": 2999 * BLOCK}
+    assert (await index.lookup.hits(plain(prompt), [info])).tokens == {"a": 2999 * BLOCK}
 
 
 async def test_neither_another_epoch_nor_another_scope_nor_another_pool_is_a_hit(index: Index) -> None:
@@ -142,13 +147,13 @@ async def test_neither_another_epoch_nor_another_scope_nor_another_pool_is_a_hit
         }.items()
     ]
 
-    assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=1)])).tokens == {"a": 3 * BLOCK}
-    assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=2)])).tokens == {}
-    assert (await index.lookup.hits(prompt, Scope(salt=SALT), [worker("a", epoch=1)])).tokens == {}
-    assert [(await index.lookup.hits(prompt, PLAIN, [info])).tokens for info in other_models] == [{}] * 6
-    assert (await index.lookup.hits(prompt, PLAIN, [worker("a", epoch=1, cache_epoch=1)])).tokens == {}, "it was reset"
+    assert (await index.lookup.hits(plain(prompt), [worker("a", epoch=1)])).tokens == {"a": 3 * BLOCK}
+    assert (await index.lookup.hits(plain(prompt), [worker("a", epoch=2)])).tokens == {}
+    assert (await index.lookup.hits(PromptBlocks(prompt, Scope(salt=SALT)), [worker("a", epoch=1)])).tokens == {}
+    assert [(await index.lookup.hits(plain(prompt), [info])).tokens for info in other_models] == [{}] * 6
+    assert (await index.lookup.hits(plain(prompt), [worker("a", epoch=1, cache_epoch=1)])).tokens == {}, "it was reset"
     seen = Scope(media=(Media(3, SALT),))
-    assert (await index.lookup.hits(prompt, seen, [worker("a", epoch=1)])).tokens == {}
+    assert (await index.lookup.hits(PromptBlocks(prompt, seen), [worker("a", epoch=1)])).tokens == {}
 
 
 async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_once(index: Index) -> None:
@@ -158,19 +163,20 @@ async def test_workers_of_different_pools_are_asked_about_their_own_chains_at_on
     await index.publish(small, chain(prompt, small.pool)[:3])
     await index.publish(large, chain(prompt, large.pool))
 
-    assert (await index.lookup.hits(prompt, PLAIN, [small, large])).tokens == {"small": 24, "large": 64}
+    assert (await index.lookup.hits(plain(prompt), [small, large])).tokens == {"small": 24, "large": 64}
 
 
 async def test_nobody_and_nothing_to_ask_about_are_no_failures(index: Index) -> None:
-    assert (await index.lookup.hits(tuple(range(100)), PLAIN, [])).tokens == {}
-    assert (await index.lookup.hits((1,), PLAIN, [worker("a")])).tokens == {}
+    assert (await index.lookup.hits(plain(tuple(range(100))), [])).tokens == {}
+    assert (await index.lookup.hits(plain((1,)), [worker("a")])).tokens == {}
     assert index.lookup.failures == 0
 
 
 async def claimed_at(index: Index, prompt: Sequence[int], info: WorkerInfo, tokens: int) -> Hits:
     """The answer once so many are claimed there: a claim is written behind its request."""
+    blocks = plain(prompt)
     async with asyncio.timeout(PATIENT_SECONDS):
-        while (found := await index.lookup.hits(prompt, PLAIN, [info])).claimed.get(info.worker_id, 0) != tokens:  # noqa: ASYNC110
+        while (found := await index.lookup.hits(blocks, [info])).claimed.get(info.worker_id, 0) != tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     return found
 
@@ -186,9 +192,9 @@ async def test_what_was_sent_to_a_worker_is_claimed_behind_what_it_has_published
     assert index.lookup.claim_counts == ClaimCounts(blocks=3)
     assert found.tokens == {"a": 2 * BLOCK}, "what is claimed is not held"
     fork = (*range(4 * BLOCK), *[999] * 2 * BLOCK)
-    assert (await index.lookup.hits(fork, PLAIN, [info])).claimed == {"a": 4 * BLOCK}
+    assert (await index.lookup.hits(plain(fork), [info])).claimed == {"a": 4 * BLOCK}
     await index.publish(info, chain(prompt)[2:5])
-    assert (await index.lookup.hits(prompt, PLAIN, [info])).claimed == {}, "it has come true"
+    assert (await index.lookup.hits(plain(prompt), [info])).claimed == {}, "it has come true"
 
 
 async def test_a_claim_counts_for_its_worker_and_epoch_and_chain_only(index: Index) -> None:
@@ -198,8 +204,8 @@ async def test_a_claim_counts_for_its_worker_and_epoch_and_chain_only(index: Ind
     await claimed_at(index, prompt, info, 3 * BLOCK)
 
     others = [worker("b"), worker("a", epoch=2), worker("a", cache_epoch=1), worker("a", spec=pool(dtype="bfloat16"))]
-    assert [(await index.lookup.hits(prompt, PLAIN, [other])).claimed for other in others] == [{}] * 4
-    assert (await index.lookup.hits(prompt, Scope(salt=SALT), [info])).claimed == {}
+    assert [(await index.lookup.hits(plain(prompt), [other])).claimed for other in others] == [{}] * 4
+    assert (await index.lookup.hits(PromptBlocks(prompt, Scope(salt=SALT)), [info])).claimed == {}
 
 
 async def test_a_claim_in_memory_ends_after_its_time() -> None:
@@ -208,9 +214,9 @@ async def test_a_claim_in_memory_ends_after_its_time() -> None:
     lookup.claim(info, chain(prompt)[:2])
     now = CLAIM_SECONDS - 1.0
     lookup.claim(info, chain(prompt)[:1])
-    assert (await lookup.hits(prompt, PLAIN, [info])).claimed == {"a": 2 * BLOCK}
+    assert (await lookup.hits(plain(prompt), [info])).claimed == {"a": 2 * BLOCK}
     now = CLAIM_SECONDS
-    assert (await lookup.hits(prompt, PLAIN, [info])).claimed == {"a": BLOCK}
+    assert (await lookup.hits(plain(prompt), [info])).claimed == {"a": BLOCK}
 
 
 @settings(max_examples=25)
@@ -230,7 +236,7 @@ async def test_memory_finds_what_comparing_tokens_finds(prompt: list[int], writt
         sequence[: 4 * (blocks + 1)] == prompt[: 4 * (blocks + 1)] for sequence in written
     ):
         blocks += 1
-    assert (await index.lookup.hits(prompt, PLAIN, [info])).tokens.get(info.worker_id, 0) == 4 * blocks
+    assert (await index.lookup.hits(plain(prompt), [info])).tokens.get(info.worker_id, 0) == 4 * blocks
 
 
 # ---- what only Redis can do (what happens to its servers: test_redis_topologies.py) ---------------------------
@@ -245,7 +251,7 @@ async def test_a_server_that_forgot_the_script_is_told_it_again() -> None:
         await index.lookup.check([info])
         await index.server.client.script_flush()
 
-        assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({"a": 2 * BLOCK}, IndexState.EXACT)
+        assert await index.lookup.hits(plain(prompt), [info]) == Hits({"a": 2 * BLOCK}, IndexState.EXACT)
         assert index.lookup.failures == 0
 
 
@@ -258,7 +264,7 @@ async def test_a_wrong_value_costs_its_own_worker_only() -> None:
         await index.publish(good, chain(prompt))
         await index.server.client.set(index_key(bad.worker_id, bad.epoch), "not a set")
 
-        assert await index.lookup.hits(prompt, PLAIN, [bad, good]) == Hits({"good": 2 * BLOCK}, IndexState.DEGRADED)
+        assert await index.lookup.hits(plain(prompt), [bad, good]) == Hits({"good": 2 * BLOCK}, IndexState.DEGRADED)
 
 
 @pytest.mark.redis
@@ -268,7 +274,7 @@ async def test_wrong_values_alone_open_no_breaker() -> None:
         bad = worker("bad")
         await index.server.client.set(index_key(bad.worker_id, bad.epoch), "not a set")
 
-        found = [await index.lookup.hits(tuple(range(3 * BLOCK)), PLAIN, [bad]) for _ in range(5)]
+        found = [await index.lookup.hits(plain(tuple(range(3 * BLOCK))), [bad]) for _ in range(5)]
 
         assert found == [Hits({}, IndexState.FALLBACK)] * 5
         assert index.lookup.breaker.closed
@@ -281,13 +287,13 @@ async def test_claims_neither_fail_a_request_nor_change_what_the_index_is_worth(
         info, prompt = worker("a"), range(4 * BLOCK)
         await index.publish(info, chain(prompt)[:1])
         await index.server.client.set(claims_key(info.worker_id, info.epoch), "no claims")
-        assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({"a": BLOCK}, IndexState.EXACT)
+        assert await index.lookup.hits(plain(prompt), [info]) == Hits({"a": BLOCK}, IndexState.EXACT)
         index.lookup.claim(info, chain(prompt))
         assert (await claimed_at(index, prompt, info, 3 * BLOCK)).state is IndexState.EXACT
 
         await index.server.stop()
         index.lookup.claim(info, chain(prompt))
-        assert await index.lookup.hits(prompt, PLAIN, [info]) == Hits({}, IndexState.FALLBACK)
+        assert await index.lookup.hits(plain(prompt), [info]) == Hits({}, IndexState.FALLBACK)
         async with asyncio.timeout(PATIENT_SECONDS):
             while not index.lookup.claim_counts.failures:  # noqa: ASYNC110  # nobody is told but a scrape
                 await asyncio.sleep(0.001)
@@ -299,7 +305,7 @@ async def test_while_the_breaker_is_open_nothing_is_claimed() -> None:
         info, prompt = worker("a"), range(4 * BLOCK)
         await index.server.stop()
         while index.lookup.breaker.closed:
-            await index.lookup.hits(prompt, PLAIN, [info])
+            await index.lookup.hits(plain(prompt), [info])
         index.lookup.claim(info, chain(prompt))
         assert index.lookup.claim_counts == ClaimCounts()
 
@@ -335,13 +341,13 @@ async def test_an_answer_that_comes_after_the_breaker_has_opened_leaves_it_to_th
     sleeps = iter([patient, over, over, over])
     lookup = RedisLookup(client, 1.0, clock=lambda: now, sleep=lambda _: next(sleeps).wait())
     info, prompt = worker("a"), range(3 * BLOCK)
-    late = asyncio.create_task(lookup.hits(prompt, PLAIN, [info]))
+    late = asyncio.create_task(lookup.hits(plain(prompt), [info]))
     while not client.answers:  # noqa: ASYNC110  # one turn of the loop
         await asyncio.sleep(0)
     over.set()
     for _ in range(3):
         now += 1.0
-        await lookup.hits(prompt, PLAIN, [info])
+        await lookup.hits(plain(prompt), [info])
     assert not lookup.breaker.closed
 
     client.answers[0].set()

@@ -83,7 +83,7 @@ class Rumour:
         ]
 
     async def hits(self) -> Hits:
-        return await self.lookup.hits(PROMPT, PLAIN, self.infos)
+        return await self.lookup.hits(PromptBlocks(PROMPT, PLAIN), self.infos)
 
     async def until_exact(self) -> None:
         """The clock goes on, and the gateway looks for itself, until all is as it was."""
@@ -155,7 +155,7 @@ async def test_what_a_gateway_claims_is_found_behind_what_is_published(any_rumou
         any_rumour.lookup.claim(info, PromptBlocks(LATER, PLAIN).of(info))
 
     async def claimed() -> bool:
-        found = await any_rumour.lookup.hits(LATER, PLAIN, any_rumour.infos)
+        found = await any_rumour.lookup.hits(PromptBlocks(LATER, PLAIN), any_rumour.infos)
         return found == Hits({}, EXACT, {worker.worker_id: 4 * 12 for worker in any_rumour.workers})
 
     await until(claimed)
@@ -167,7 +167,7 @@ async def test_a_worker_of_an_earlier_epoch_is_not_known(any_rumour: Rumour) -> 
     any_rumour.workers[0].drop()
 
     async def dropped() -> bool:
-        return await any_rumour.lookup.hits(PROMPT, PLAIN, [gone]) == Hits({}, DEGRADED)
+        return await any_rumour.lookup.hits(PromptBlocks(PROMPT, PLAIN), [gone]) == Hits({}, DEGRADED)
 
     await until(dropped)
 
@@ -324,7 +324,7 @@ async def test_a_fail_over_that_lost_writes_is_noticed_and_made_good(tmp_path: P
         await until(lambda: written(1))
         assert (await replica.client.info("replication"))["role"] == "master"
         await kept.until_exact()
-        found = await kept.lookup.hits(LATER, PLAIN, kept.infos)
+        found = await kept.lookup.hits(PromptBlocks(LATER, PLAIN), kept.infos)
         assert found == Hits({worker.worker_id: len(LATER) // 4 * 4 for worker in kept.workers}, EXACT)
 
 
@@ -343,7 +343,7 @@ async def test_a_lost_node_of_a_cluster_costs_its_own_keys_only(tmp_path: Path) 
             await worker.compute(2, list(LATER))
 
         async def published() -> bool:
-            found = await partly.lookup.hits(LATER, PLAIN, partly.infos)
+            found = await partly.lookup.hits(PromptBlocks(LATER, PLAIN), partly.infos)
             return found.tokens == {worker.worker_id: len(LATER) // 4 * 4 for worker in kept}
 
         await until(published)
@@ -393,12 +393,12 @@ async def test_neither_a_budget_nor_a_client_that_leaves_waits_for_a_lost_cancel
     lookup = RedisLookup(client, BUDGET, sleep=timer.sleep)
     anyone = fleets.worker("anyone")
     prompt = range(100)
-    leaving = asyncio.create_task(lookup.hits(prompt, PLAIN, [anyone]))
+    leaving = asyncio.create_task(lookup.hits(PromptBlocks(prompt, PLAIN), [anyone]))
     await client.begun.wait()
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
 
     timer.over.set()
-    assert await lookup.hits(prompt, PLAIN, [anyone]) == Hits({}, FALLBACK)
+    assert await lookup.hits(PromptBlocks(prompt, PLAIN), [anyone]) == Hits({}, FALLBACK)
     await lookup.close()

@@ -11,13 +11,13 @@ import pytest
 
 from gateway.bounds import Bounds
 from gateway.client import AsyncClient
+from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, TokenPrompt
 from gateway.core.retries import NEVER
 from gateway.prefix_lookup import Hits, MemoryLookup
 from gateway.tenancy import Tenancy
 from octavo.errors import InvalidRequest, NoWorker, QueueFull, QuotaExceeded
 from octavo.records.fleet import WorkerInfo, WorkerLoad
-from octavo.records.scope import Scope
 from octavo.status import RETRY_AFTER_KEY, error_from
 from octavo.tenants import Tenant, credentials
 from octavo.v1 import gateway_pb2 as v1
@@ -37,9 +37,9 @@ class HeldIndex(MemoryLookup):
         super().__init__()
         self.gate = asyncio.Event()
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
         await self.gate.wait()
-        return await super().hits(prompt, scope, workers)
+        return await super().hits(prompt, workers)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from gateway.bounds import Bounds
 from gateway.client import AsyncClient, Client
 from gateway.client.messages import generation_to_wire
 from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.metrics import GatewayMetrics
 from gateway.prefix_lookup import Hits, MemoryLookup, RedisLookup
@@ -224,7 +225,7 @@ async def test_a_second_gateway_sends_a_burst_where_the_first_one_has_sent_it(fl
             request = Generation(prompt=TokenPrompt(prompt), max_tokens=2)
             asking.create_task(first.client.complete(request))
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while not (await lookups[1].hits(prompt, PLAIN, second.dispatcher.fleet)).claimed:  # noqa: ASYNC110
+                while not (await lookups[1].hits(PromptBlocks(prompt, PLAIN), second.dispatcher.fleet)).claimed:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             asking.create_task(second.client.complete(request))
             await _until_sent(fleet, prompt, 2)
@@ -261,8 +262,8 @@ class LateIndex(MemoryLookup):
         self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_answer.set()
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
-        found = await super().hits(prompt, scope, workers)
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
+        found = await super().hits(prompt, workers)
         self.asked.set()
         await self.may_answer.wait()
         return found

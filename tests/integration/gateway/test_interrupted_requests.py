@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from gateway.bounds import Bounds
+from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
 from gateway.prefix_lookup import Hits, MemoryLookup
 from octavo.errors import Draining, OctavoError, PoolExhausted
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
 from octavo.records.fleet import WorkerInfo
-from octavo.records.scope import PLAIN, Scope
+from octavo.records.scope import PLAIN
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
@@ -33,9 +34,9 @@ MOST_AWAITS = 1000
 class SlowIndex(MemoryLookup):
     """Answers later, as one in another process does."""
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
         await asyncio.sleep(0)
-        found = await super().hits(prompt, scope, workers)
+        found = await super().hits(prompt, workers)
         await asyncio.sleep(0)
         return found
 

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.bounds import Bounds
 from gateway.core.events import Delta, Event, Finished, Started, Usage
+from gateway.core.in_flight import PromptBlocks
 from gateway.core.interval import Interval
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
 from gateway.prefix_lookup import Hits, MemoryLookup
@@ -21,7 +22,6 @@ from gateway.worker_client import Workers
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
 from octavo.records.fleet import WorkerInfo
-from octavo.records.scope import Scope
 from octavo.records.serve import FinishReason, SampleFinished, StepReport, Submission, Tokens
 from octavo.service import open_channel
 from octavo.v1 import gateway_pb2 as v1
@@ -412,7 +412,7 @@ async def test_a_worker_that_registers_anew_goes_on_and_only_a_new_process_gets_
 class CancelledIndex(MemoryLookup):
     """Waits for something that is cancelled under it."""
 
-    async def hits(self, prompt: Sequence[int], scope: Scope, workers: Sequence[WorkerInfo]) -> Hits:
+    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
         raise asyncio.CancelledError
 
 

@@ -63,7 +63,7 @@ def test_those_who_are_there_and_begin_with_all_that_is_there_are_counted() -> N
 def test_a_claim_alone_makes_a_worker_a_holder() -> None:
     fleet, prompt = Fleet(), blocks_of(*range(100))
     fleet.apply(snapshot(worker("a"), worker("b")), now=0.0, manager="m")
-    assert fleet.hits(prompt, {}, {B: 3 * BLOCK}) == {B: Hit(0, 3 * BLOCK)}
+    assert fleet.hits(prompt, fleet.workers, {}, {B: 3 * BLOCK}) == {B: Hit(0, 3 * BLOCK)}
 
 
 def test_the_last_token_is_always_left_to_compute() -> None:
@@ -87,9 +87,9 @@ def test_what_was_sent_to_a_worker_before_its_reset_counts_for_nothing_after_it(
     before, after = worker("a"), worker("a", cache_epoch=7)
     fleet.apply(snapshot(before), now=0.0, manager="m")
     fleet.reserve(before, prompt_tokens=100, cached_tokens=0, output_tokens=1, blocks=prompt.of(before))
-    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK, sharers=1)}
+    assert fleet.hits(prompt, fleet.workers) == {A: Hit(0, 6 * BLOCK, sharers=1)}
     fleet.apply(news(after), now=1.0, manager="m")
-    assert fleet.hits(prompt, {}) == {A: Hit(0, 0)}
+    assert fleet.hits(prompt, fleet.workers) == {A: Hit(0, 0)}
 
 
 @given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), max_size=6))
@@ -106,11 +106,11 @@ def test_a_prompt_is_remembered_where_it_was_sent_until_it_ends() -> None:
     reservation = fleet.reserve(
         worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST)
     )
-    assert fleet.hits(prompt, {}) == {A: Hit(0, 6 * BLOCK, sharers=1)}
+    assert fleet.hits(prompt, fleet.workers) == {A: Hit(0, 6 * BLOCK, sharers=1)}
     fleet.prefilled(reservation)
-    assert fleet.hits(prompt, {B: BLOCK}) == {A: Hit(6 * BLOCK, sharers=1), B: Hit(BLOCK)}
+    assert fleet.hits(prompt, fleet.workers, {B: BLOCK}) == {A: Hit(6 * BLOCK, sharers=1), B: Hit(BLOCK)}
     fleet.release(reservation)
-    assert fleet.hits(prompt, {B: BLOCK}) == {B: Hit(BLOCK)}
+    assert fleet.hits(prompt, fleet.workers, {B: BLOCK}) == {B: Hit(BLOCK)}
 
 
 def test_a_new_process_of_a_worker_knows_nothing_of_what_the_old_one_was_sent() -> None:
@@ -118,4 +118,4 @@ def test_a_new_process_of_a_worker_knows_nothing_of_what_the_old_one_was_sent() 
     fleet.apply(snapshot(worker("a")), now=0.0, manager="m")
     fleet.reserve(worker("a"), prompt_tokens=100, cached_tokens=0, output_tokens=10, blocks=prompt.of(HOST))
     fleet.apply(news(worker("a", epoch=2, incarnation=2)), now=1.0, manager="m")
-    assert fleet.hits(prompt, {}) == {}
+    assert fleet.hits(prompt, fleet.workers) == {}

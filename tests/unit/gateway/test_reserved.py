@@ -117,7 +117,7 @@ def test_how_a_worker_stands_takes_as_many_steps_with_a_thousand_requests_there_
                 fleet.prefilled(sent)
             if at < 3:
                 fleet.apply(news(worker("a")), now=0.0, manager="m")
-        return calls_of(lambda: (fleet.standings([WorkerId("a")]), fleet.hits(stranger, {})))
+        return calls_of(lambda: (fleet.standings([WorkerId("a")]), fleet.hits(stranger, fleet.workers)))
 
     steps(10)  # the stranger's hashes are kept from here on
     assert steps(1000) == steps(10)

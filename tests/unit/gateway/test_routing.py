@@ -251,7 +251,7 @@ def burst(workers: int, *, requests: int, shared: int, own: int, seed: int = 0) 
     for request in range(requests):
         asked = Work(prompt=(*range(shared), *[1000 + request] * own), output_tokens=16)
         blocks = PromptBlocks(asked.prompt, PLAIN)
-        hits = fleet.hits(blocks, {})
+        hits = fleet.hits(blocks, fleet.workers)
         chosen = choose(asked, fleet.standings(info.worker_id for info in infos), hits, random.random).chosen
         fleet.reserve(
             chosen.standing.info,
