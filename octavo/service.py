@@ -23,7 +23,7 @@ import uvloop
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from octavo.settings import TransportSettings, split_address
+from octavo.settings import TransportSettings, is_loopback, split_address
 from octavo.status import StatusInterceptor
 from octavo.transport import PLAINTEXT, FleetGuard, Transport
 
@@ -59,22 +59,32 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(address: str, transport: Transport = PLAINTEXT) -> grpc.aio.Channel:
-    """A channel to one of our services; it connects when it is first used."""
-    options = [*CHANNEL_OPTIONS, *transport.client_options()]
+def open_channel(address: str, transport: Transport = PLAINTEXT, *, proxied: bool = False) -> grpc.aio.Channel:
+    """A channel to one of our services; it connects when it is first used.
+
+    Within a fleet it leads there directly, whatever the environment says of HTTP proxies (`http_proxy`). A client's
+    channel is `proxied`: it goes by that, but never to its own machine.
+    """
+    options = _channel_options(address, transport, proxied=proxied)
     credentials = transport.client_credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def open_blocking_channel(address: str, transport: Transport = PLAINTEXT) -> grpc.Channel:
+def open_blocking_channel(address: str, transport: Transport = PLAINTEXT, *, proxied: bool = False) -> grpc.Channel:
     """The same without asyncio."""
-    options = [*CHANNEL_OPTIONS, *transport.client_options()]
+    options = _channel_options(address, transport, proxied=proxied)
     credentials = transport.client_credentials()
     if credentials is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, credentials, options=options)
+
+
+def _channel_options(address: str, transport: Transport, *, proxied: bool) -> list[tuple[str, int | str]]:
+    host, _, _ = address.rpartition(":")
+    through = proxied and not is_loopback(host)
+    return [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(through)), *transport.client_options()]
 
 
 class CannotListen(OSError):

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, cast, get_args, get_origin
 
@@ -28,6 +29,14 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"wanted host:port with a port in [0, 65535], got {address!r}")
     return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as it stands before a port, is this very machine."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _checked(address: str) -> str:

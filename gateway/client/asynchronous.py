@@ -57,7 +57,7 @@ class AsyncClient:
         self._address = address
         self._metadata = credentials(api_key)
         self._retries = retries
-        self._channel = open_channel(address, transport)
+        self._channel = open_channel(address, transport, proxied=True)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
     async def __aenter__(self) -> Self:

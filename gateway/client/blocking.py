@@ -46,7 +46,7 @@ class Client:
         self._address = address
         self._metadata = credentials(api_key)
         self._retries = retries
-        self._channel = open_blocking_channel(address, transport)
+        self._channel = open_blocking_channel(address, transport, proxied=True)
         self._stub = gateway_v1_grpc.InferenceStub(self._channel)
 
     def __enter__(self) -> Self:

@@ -5,6 +5,7 @@ import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies_environment
 
 from rich.console import Console
 from rich.text import Text
@@ -31,11 +32,13 @@ _UNSHOWN = frozenset({"time", "level", "service", "event", "traceback"})
 def as_curl(http_url: str, model: str, *, with_key: bool, authorities: Path | None = None) -> str:
     """A question for OpenAI's API, to be pasted into a shell; with the user's own key where one is wanted.
 
-    `authorities` is the PEM file of those who are believed over TLS; None: those whom the system trusts.
+    `authorities` is the PEM file of those who are believed over TLS; None: those whom the system trusts. A proxy that
+    the environment names for other machines is passed by.
     """
     question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0}
     believe = f"--cacert {shlex.quote(str(authorities))} " if authorities else ""
-    ask = f"curl {believe}{http_url}/v1/chat/completions -H 'content-type: application/json'"
+    past = "--noproxy '*' " if getproxies_environment() else ""
+    ask = f"curl {past}{believe}{http_url}/v1/chat/completions -H 'content-type: application/json'"
     if with_key:
         ask += ' -H "authorization: Bearer $OCTAVO_API_KEY"'
     return f"  {ask} \\\n    -d {shlex.quote(json.dumps(question))}"

@@ -19,6 +19,13 @@ from octavo.errors import QueueFull, Unauthenticated, UnknownModel
 from octavo.transport import FLEET_KEY
 
 
+@pytest.fixture(autouse=True)
+def no_proxy_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+
+
 def test_a_log_event_is_shown_as_time_name_and_fields() -> None:
     line = {
         "time": "2026-01-02T03:04:05.678+00:00",
@@ -105,6 +112,12 @@ def test_what_is_pasted_into_a_shell_shows_the_users_key_where_one_is_wanted() -
     words = shlex.split(open_to_all)
     assert words[:2] == ["curl", "http://host:1/v1/chat/completions"]
     assert json.loads(words[words.index("-d") + 1])["model"] == "m"
+
+
+def test_what_is_pasted_into_a_shell_passes_by_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shlex.split(as_curl("http://host:1", "m", with_key=False))[1] == "http://host:1/v1/chat/completions"
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    assert shlex.split(as_curl("http://host:1", "m", with_key=False))[1:3] == ["--noproxy", "*"]
 
 
 def test_what_is_pasted_into_a_shell_names_whom_to_believe_over_tls(tmp_path: Path) -> None:

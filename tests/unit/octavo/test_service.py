@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from octavo.service import MAX_MESSAGE_BYTES, CannotListen, Service, open_channel, probe, run
+from octavo.service import MAX_MESSAGE_BYTES, CannotListen, Service, is_ready, open_channel, probe, run
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from tests.support.tcp_proxy import tcp_proxy
@@ -217,3 +217,29 @@ run(main())
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout, ended.returncode) == ("served\n", 0)
+
+
+async def test_a_proxy_in_the_environment_is_for_clients_of_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.0.0.0 is this machine, and not by its name."""
+    asked: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy, serving() as service:
+        for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
+            monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+        for variable in ("no_proxy", "no_grpc_proxy"):
+            monkeypatch.delenv(variable, raising=False)
+
+        async def reached(host: str, *, proxied: bool) -> bool:
+            async with open_channel(f"{host}:{service.port}", proxied=proxied) as channel:
+                return await is_ready(channel)
+
+        assert await asyncio.to_thread(probe, address(service))
+        assert [await reached(host, proxied=True) for host in ("127.0.0.1", "localhost")] == [True, True]
+        assert await reached("0.0.0.0", proxied=False)
+        assert asked == []
+        assert not await reached("0.0.0.0", proxied=True)
+    assert asked[0] == f"CONNECT 0.0.0.0:{service.port} HTTP/1.1\r\n".encode()
