@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gateway.bounds import Bounds
 from gateway.catalogue import Catalogue, ServedModel
 from gateway.core.account import Account
-from gateway.core.admission import DEFAULT_MAX_TOKENS, output_budget
+from gateway.core.admission import default_budget, output_budget
 from gateway.core.public_part import public_tokens
 from gateway.core.request import (
     ChatPrompt,
@@ -190,9 +190,11 @@ class Intake:
 def _measured(prompt: Sequence[int], request: Generation, pools: Sequence[PoolSpec]) -> int:
     """Output tokens a sample may have, by the pools that there are. Raises InvalidRequest where none can ever do."""
     if not pools:
-        return DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+        return default_budget(request.min_tokens) if request.max_tokens is None else request.max_tokens
     check_vocabulary(prompt, request, min(pool.vocab_size for pool in pools))
-    return output_budget(len(prompt), request.max_tokens, pools, request.max_tokens_field)
+    return output_budget(
+        len(prompt), request.max_tokens, pools, field=request.max_tokens_field, min_tokens=request.min_tokens
+    )
 
 
 def _scope_of(prompt: Sequence[int], salt: bytes, model: ServedModel) -> Scope:

@@ -25,26 +25,38 @@ DEFAULT_MAX_TOKENS = 256
 """Output tokens a sample when the client names no number."""
 
 
+def default_budget(min_tokens: int) -> int:
+    """Output tokens a sample may have whose client names no number, wherever they fit."""
+    return max(DEFAULT_MAX_TOKENS, min_tokens)
+
+
 def output_budget(
-    prompt_tokens: int, max_tokens: int | None, pools: Iterable[PoolSpec], field: str = "max_tokens"
+    prompt_tokens: int,
+    max_tokens: int | None,
+    pools: Iterable[PoolSpec],
+    *,
+    field: str = "max_tokens",
+    min_tokens: int = 0,
 ) -> int:
     """Output tokens a sample may have, where one of `pools` (at least one) must hold prompt and output together.
 
     Raises:
         InvalidRequest: no pool can ever hold it, however long it waits; calls the output by its `field`.
     """
+    if max_tokens is None and min_tokens > 1:
+        field = "min_tokens"
     pools = tuple(pools)
     longest = max(pool.max_model_tokens for pool in pools)
     largest = max(pool.capacity_tokens for pool in pools)
     if prompt_tokens >= longest:
         raise InvalidRequest(f"prompt: {prompt_tokens} tokens, the model takes {longest} with at least 1 of output")
-    wanted = 1 if max_tokens is None else max_tokens
+    wanted = max(1, min_tokens) if max_tokens is None else max_tokens
     if prompt_tokens + wanted > largest:
         raise InvalidRequest(
             f"prompt + {field}: {prompt_tokens} + {wanted} = {prompt_tokens + wanted} tokens, "
             f"{'the model takes' if largest == longest else 'the largest pool holds'} {largest}"
         )
-    return min(DEFAULT_MAX_TOKENS, largest - prompt_tokens) if max_tokens is None else max_tokens
+    return min(default_budget(min_tokens), largest - prompt_tokens) if max_tokens is None else max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ class Generation:
     model: str = ""
     """Empty: the only one there is."""
     max_tokens: int | None = None
-    """Output tokens a sample; None: DEFAULT_MAX_TOKENS, or what the model and the pool leave."""
+    """Output tokens a sample; None: DEFAULT_MAX_TOKENS, or `min_tokens` if that is more, as far as they fit."""
     max_tokens_field: str = "max_tokens"
     """What the client called them: a refusal names what was sent."""
     samples: int = 1

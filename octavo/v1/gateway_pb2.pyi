@@ -104,7 +104,7 @@ class GenerateRequest(_message.Message):
     text: _builtins.str
     """taken as it is, special tokens of the model's tokenizer added"""
     max_tokens: _builtins.int
-    """output tokens a sample; unset: 256, or what the model and the pool leave"""
+    """output tokens a sample; unset: 256 or min_tokens, the larger, as far as they fit"""
     n: _builtins.int
     """samples; 0 is 1"""
     temperature: _builtins.float

@@ -47,6 +47,13 @@ def test_without_max_tokens_the_output_is_the_default_or_what_is_left() -> None:
     assert output_budget(100, None, [LARGE]) == 28
 
 
+def test_without_max_tokens_an_output_may_be_as_long_as_it_must_be() -> None:
+    assert output_budget(1, None, [pool()], min_tokens=DEFAULT_MAX_TOKENS + 1) == DEFAULT_MAX_TOKENS + 1
+    assert output_budget(100, None, [LARGE], min_tokens=28) == 28
+    with pytest.raises(InvalidRequest, match=r"prompt \+ min_tokens: 100 \+ 29 = 129 tokens, the largest pool holds"):
+        output_budget(100, None, [LARGE], min_tokens=29)
+
+
 def wish(*, flow: str = "", line: str = "words", tokens: int = 10, expires: float = 100.0, **fields: Any) -> Wish:
     return Wish(line=line, flow=flow, tokens=tokens, expires=expires, **fields)
 
