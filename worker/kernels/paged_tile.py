@@ -143,7 +143,7 @@ def unit_of_scores(scale, soft_cap, k_scale_ptr, kv_head, POOL: tl.constexpr):
 
 
 @triton.jit
-def attend_tile(
+def sweep(
     q,
     peak,
     total,
@@ -151,7 +151,7 @@ def attend_tile(
     k_ptr,
     v_ptr,
     table_ptr,
-    start,
+    begin,
     end,
     row_begin,
     row_end,
@@ -169,50 +169,35 @@ def attend_tile(
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One step over positions [start, start + TILE): q [M, D'], peak and total [M], acc [M, D'] -> the last three.
+    """Step over positions [begin, end): q [M, D'], peak and total [M], acc [M, D'] in parts -> the last three.
 
-    D' is D padded to a power of two. Positions at and beyond `end` are not read; row r sees [row_begin[r],
-    row_end[r]). Without MASKED every row sees every position of the tile. `k_ptr` and `v_ptr` point to the KV head,
-    `table_ptr` to the row of the table.
+    D' is D padded to a power of two. Row r sees [row_begin[r], row_end[r]). Without MASKED every row sees every
+    position, and they are whole tiles. `k_ptr` and `v_ptr` point to the KV head, `table_ptr` to the row of the table.
     """
     WORDS: tl.constexpr = q[0].shape[1]
     WORDS_OF_ROW: tl.constexpr = D // len(q)
     word = tl.arange(0, WORDS)[None, :]
-    position = start + tl.arange(0, TILE)
-    if MASKED:
-        block = tl.load(table_ptr + position // S, mask=position < end, other=0).to(tl.int64)
-        readable = (position < end)[:, None] & (word < WORDS_OF_ROW)
-    else:
-        block = tl.load(table_ptr + position // S).to(tl.int64)
-        readable = None if WORDS_OF_ROW == WORDS else word < WORDS_OF_ROW
-    offset = (position % S).to(tl.int64)
-    k = load_tile(k_ptr + (block * K_BLOCK + offset * K_SLOT)[:, None] + word, readable, POOL, DOT)
-    scores = scores_of(q, k, PRECISION) * score_unit
-    if soft_cap is not None:  # c * tanh(x / c), as 1 - 2 / (e^2x + 1): no special case where e^2x is infinite
-        scores = soft_cap * (LOG2_E - 2 * LOG2_E / (tl.exp2(scores * (2 * LOG2_E / soft_cap)) + 1))
-    if MASKED:
-        visible = (position[None, :] >= row_begin[:, None]) & (position[None, :] < row_end[:, None])
-        scores = tl.where(visible, scores, -float("inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    base = tl.where(new_peak == -float("inf"), 0.0, new_peak) if MASKED else new_peak  # not -inf - -inf: that is NaN
-    weights = tl.exp2(scores - base[:, None])
-    fade = tl.exp2(peak - base)
-    v = load_tile(v_ptr + (block * V_BLOCK + offset * V_SLOT)[:, None] + word, readable, POOL, DOT)
-    acc = add_values(acc, fade, weights.to(DOT), v, PRECISION)
-    return new_peak, total * fade + tl.sum(weights, 1), acc
-
-
-@triton.jit
-def sweep(
-    q, peak, total, acc, k_ptr, v_ptr, table_ptr, first, end, row_begin, row_end, score_unit, soft_cap,
-    K_BLOCK: tl.constexpr, K_SLOT: tl.constexpr, V_BLOCK: tl.constexpr, V_SLOT: tl.constexpr,
-    D: tl.constexpr, S: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
-    POOL: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`attend_tile` over positions [first, end), a multiple of TILE unless MASKED."""
-    for start in range(first, end, TILE):
-        peak, total, acc = attend_tile(
-            q, peak, total, acc, k_ptr, v_ptr, table_ptr, start, end, row_begin, row_end, score_unit, soft_cap,
-            K_BLOCK, K_SLOT, V_BLOCK, V_SLOT, D, S, TILE, MASKED, POOL, DOT, PRECISION,
-        )  # fmt: skip
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        if MASKED:
+            block = tl.load(table_ptr + position // S, mask=position < end, other=0).to(tl.int64)
+            readable = (position < end)[:, None] & (word < WORDS_OF_ROW)
+        else:
+            block = tl.load(table_ptr + position // S).to(tl.int64)
+            readable = None if WORDS_OF_ROW == WORDS else word < WORDS_OF_ROW
+        offset = (position % S).to(tl.int64)
+        k = load_tile(k_ptr + (block * K_BLOCK + offset * K_SLOT)[:, None] + word, readable, POOL, DOT)
+        scores = scores_of(q, k, PRECISION) * score_unit
+        if soft_cap is not None:  # c * tanh(x / c), as 1 - 2 / (e^2x + 1): no special case where e^2x is infinite
+            scores = soft_cap * (LOG2_E - 2 * LOG2_E / (tl.exp2(scores * (2 * LOG2_E / soft_cap)) + 1))
+        if MASKED:
+            visible = (position[None, :] >= row_begin[:, None]) & (position[None, :] < row_end[:, None])
+            scores = tl.where(visible, scores, -float("inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(new_peak == -float("inf"), 0.0, new_peak) if MASKED else new_peak  # not -inf - -inf, a NaN
+        weights = tl.exp2(scores - base[:, None])
+        fade = tl.exp2(peak - base)
+        v = load_tile(v_ptr + (block * V_BLOCK + offset * V_SLOT)[:, None] + word, readable, POOL, DOT)
+        acc = add_values(acc, fade, weights.to(DOT), v, PRECISION)
+        peak, total = new_peak, total * fade + tl.sum(weights, 1)
     return peak, total, acc
