@@ -20,7 +20,6 @@ import asyncio
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -29,7 +28,7 @@ from bench.engine_rivals import ContinuousBatching, Linears, Reading
 from bench.engine_wait import measure_waits
 from bench.kernels import Times, race, ratio
 from octavo import models
-from octavo.commands.model import fetch_model
+from octavo.commands.model import fetch_model, models_dir
 from octavo.ids import BlockId, SequenceId
 from octavo.models import ModelFolder
 from octavo.records.sampling import SamplingParams
@@ -175,13 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description="The engine's step and its rivals.")
     parser.add_argument("--model", default=models.DEFAULT, help="a name, a folder or a hub id (default: %(default)s)")
-    parser.add_argument("--models-dir", type=Path, default=Path("~/.cache/octavo/models").expanduser())
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each race (default: 10)")
     options = parser.parse_args(arguments)
     fetch_model(options.model)
-    folder = models.find(options.model, options.models_dir)
+    folder = models.find(options.model, models_dir())
     for line in measure_steps(folder, options.dtype, options.threads, options.seconds):
         print(json.dumps(line), flush=True)
     for line in asyncio.run(measure_waits(folder, options.dtype, options.threads)):

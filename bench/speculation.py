@@ -13,12 +13,12 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from cache_manager.core.ledger import Ledger
 from octavo import models
+from octavo.commands.model import models_dir
 from octavo.ids import Epoch
 from octavo.models import ModelFolder
 from octavo.records.fleet import PoolSpec
@@ -111,18 +111,17 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft", help="a model with the same tokens, which guesses")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--models-dir", type=Path, default=Path("~/.cache/octavo/models").expanduser())
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0, help="0: one a core")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    folder = models.find(options.model, options.models_dir)
+    folder = models.find(options.model, models_dir())
     how = RunnerOptions(dtype=options.dtype, threads=options.threads)
     runner, pool = open_runner(folder, how)
     source: Source = Lookups()
     if options.draft is not None:
-        source = draft_source(models.find(options.draft, options.models_dir), folder, how)
+        source = draft_source(models.find(options.draft, models_dir()), folder, how)
     tokenizer = Tokenizer.from_file(str(folder.path / "tokenizer.json"))
     print(f"{'text':6} {'batch':>5} {'plain tok/s':>12} {'guessing':>9} {'ratio':>6} {'tok/step':>9} {'right':>6} same")
     for name, text in TEXTS.items():

@@ -1,15 +1,22 @@
 """What a gateway is told by its environment."""
 
-from pathlib import Path
-
 from pydantic import Field, SecretStr
 
 from gateway.core.interval import MAX_INTERVAL
 from octavo.models import DEFAULT
-from octavo.settings import REDIS_FORMS, Address, Addresses, Folder, Names, RedisAddress, ServiceSettings
+from octavo.settings import (
+    REDIS_FORMS,
+    Address,
+    Addresses,
+    Folder,
+    ModelsSettings,
+    Names,
+    RedisAddress,
+    ServiceSettings,
+)
 
 
-class GatewaySettings(ServiceSettings):
+class GatewaySettings(ServiceSettings, ModelsSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
     http_listen: Address | None = Field(
@@ -33,9 +40,6 @@ class GatewaySettings(ServiceSettings):
         default=(DEFAULT,),
         description=f"{DEFAULT}, a folder, a GGUF file, or a hub id: whose tokenizer to use; of several, separated by "
         "commas, each is served by the workers that have it",
-    )
-    models_dir: Folder = Field(
-        default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
     )
     tenants_file: Folder | None = Field(
         default=None, description="who may ask, by their API keys (octavo.tenants); unset: anybody"

@@ -101,10 +101,22 @@ REDIS_FORMS = (
 """The same in a setting's description."""
 
 
-class TransportSettings(BaseSettings):
-    """What every process that calls another one is told; see octavo.transport."""
+class Settings(BaseSettings):
+    """Read from the environment, whoever reads it."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
+
+
+class ModelsSettings(Settings):
+    """What every process that wants a model is told; see octavo.models."""
+
+    models_dir: Folder = Field(
+        default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
+    )
+
+
+class TransportSettings(Settings):
+    """What every process that calls another one is told; see octavo.transport."""
 
     tls_cert: Folder | None = Field(
         default=None, description="PEM file of this process's certificate; with it a service is served over TLS"

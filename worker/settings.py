@@ -1,15 +1,14 @@
 """What a worker is told by its environment."""
 
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
 from octavo.models import DEFAULT
-from octavo.settings import Addresses, Folder, ServiceSettings
+from octavo.settings import Addresses, ModelsSettings, ServiceSettings
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(ServiceSettings, ModelsSettings):
     """Variables OCTAVO_*; see octavo.settings."""
 
     cache_manager: Addresses = Field(
@@ -21,9 +20,6 @@ class WorkerSettings(ServiceSettings):
         default=None, max_length=128, description="what the fleet calls this worker; unset: drawn at random"
     )
     model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, a GGUF file, or a hub id")
-    models_dir: Folder = Field(
-        default=Path("~/.cache/octavo/models"), validate_default=True, description="folder that holds fetched models"
-    )
     model_road: Literal["auto", "fast", "generic"] = Field(
         default="auto",
         description="fast: our own layers, for models of the Llama family; generic: transformers' own; auto: the fast "

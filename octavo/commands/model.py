@@ -1,11 +1,9 @@
 """`octavo model fetch`: a model into the models folder. `up` and `demo` do it first, so that they work at once."""
 
-import os
 from pathlib import Path
 
 from octavo.commands.console import CommandFailed
-
-_DEFAULT_FOLDER = Path("~/.cache/octavo/models")
+from octavo.settings import ModelsSettings
 
 
 def fetch_model(model: str) -> Path:
@@ -26,4 +24,4 @@ def fetch_model(model: str) -> Path:
 
 def models_dir() -> Path:
     """Where models lie: OCTAVO_MODELS_DIR, or a folder of the user's cache."""
-    return Path(os.environ.get("OCTAVO_MODELS_DIR") or _DEFAULT_FOLDER).expanduser()
+    return ModelsSettings().models_dir
