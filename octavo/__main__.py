@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TypedDict
 
 from octavo.commands import defaults
 
@@ -146,131 +145,123 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"octavo {version('octavo')}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for name, does, add_options, run in _VERBS:
+        verb = verbs.add_parser(name, help=does, description=_sentence(does))
+        add_options(verb)
+        verb.set_defaults(run=run)
+    return parser
 
-    up = verbs.add_parser(
-        "up",
-        **_does("run a whole Octavo on this machine until Ctrl-C"),
-        epilog="The services take their further settings from the environment: `python -m worker --print-settings`, "
-        "likewise gateway and cache_manager, shows them.",
+
+def _sentence(does: str) -> str:
+    return f"{does[0].upper()}{does[1:]}."
+
+
+def _up_options(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "The services take their further settings from the environment: `python -m worker --print-settings`, "
+        "likewise gateway and cache_manager, shows them."
     )
-    up.add_argument(
+    parser.add_argument(
         "--workers", type=_whole(1, MAX_WORKERS), default=2, metavar="N", help="model processes (default 2)"
     )
-    up.add_argument(
+    parser.add_argument(
         "--port",
         type=_whole(0, 65534),
         default=defaults.PORT,
         help="of the gateway; 0: any free one (default %(default)s)",
     )
-    up.add_argument(
+    parser.add_argument(
         "--http-port", type=_whole(0, 65535), metavar="PORT", help="of OpenAI's API (default: the one behind --port)"
     )
-    up.add_argument(
+    parser.add_argument(
         "--manager-port",
         type=_whole(0, 65535),
         metavar="PORT",
         help=f"of the cache manager (default {defaults.MANAGER_PORT}, or any free one where --port is not the default)",
     )
-    up.add_argument(
+    parser.add_argument(
         "--model",
         default=_default_model(),
         help="smollm2, hub id, folder or GGUF file (default %(default)s); of several, separated by commas, the workers "
         "take one each, in turns",
     )
-    up.add_argument(
+    parser.add_argument(
         "--kv-memory", metavar="SIZE", help="of each worker's pool (default 512MiB; on a GPU what it has left)"
     )
-    up.add_argument(
+    parser.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16", "float16"], help="of weights and pool (default auto)"
     )
-    up.add_argument(
+    parser.add_argument(
         "--threads", type=_whole(1, 1024), metavar="N", help="of each worker (default: its share of the cores)"
     )
-    up.set_defaults(run=_up)
 
-    chat = verbs.add_parser("chat", **_does("ask once, or have a conversation"))
-    chat.add_argument("prompt", nargs="?", help="the question; without it a conversation begins")
-    _add_address(chat)
-    chat.add_argument("--system", metavar="TEXT", help="what the model should know and be")
-    chat.add_argument("--max-tokens", type=_whole(1, (1 << 31) - 1), metavar="N", help="longest answer (default 256)")
-    chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
-    chat.add_argument(
+
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", help="the question; without it a conversation begins")
+    _add_address(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the model should know and be")
+    parser.add_argument("--max-tokens", type=_whole(1, (1 << 31) - 1), metavar="N", help="longest answer (default 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is the likeliest (default 0)")
+    parser.add_argument(
         "--top-k",
         type=_whole(0, (1 << 31) - 1),
         default=0,
         metavar="K",
         help="draw from the K likeliest (default 0: all)",
     )
-    chat.add_argument(
+    parser.add_argument(
         "--top-p", type=float, default=1.0, metavar="P", help="and of the likeliest that hold P (default 1)"
     )
-    chat.add_argument(
+    parser.add_argument(
         "--min-p", type=float, default=0.0, metavar="P", help="and of those P times as likely as the first (default 0)"
     )
-    chat.add_argument(
+    parser.add_argument(
         "--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less (default 1)"
     )
-    chat.add_argument(
+    parser.add_argument(
         "--beams", type=_whole(0, 64), default=0, metavar="N", help="search with N beams; the answer comes at its end"
     )
-    chat.add_argument(
+    parser.add_argument(
         "--seed", type=_whole(0, (1 << 64) - 1), metavar="N", help="repeats the draws of a temperature above 0"
     )
-    chat.add_argument(
+    parser.add_argument(
         "--retain-seconds",
         type=_whole(0, 7 * 24 * 3600),
         default=0,
         metavar="N",
         help="keep it in the workers' memory for so long, as far as a quota reaches (default 0)",
     )
-    chat.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
-    chat.set_defaults(run=_chat)
+    parser.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
 
-    stats = verbs.add_parser("stats", **_does("show the fleet: load, cache, tokens saved"))
-    _add_address(stats)
-    stats.add_argument("--json", action="store_true", help="for programs")
-    stats.set_defaults(run=_stats)
 
-    explain = verbs.add_parser(
-        "explain", **_does("say what workers remember of a question, and what it would cost there")
-    )
-    explain.add_argument("prompt", help="the question, as it would be asked with `octavo chat`")
-    _add_address(explain)
-    explain.add_argument("--system", metavar="TEXT", help="what the model should know and be")
-    explain.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
-    explain.set_defaults(run=_explain)
+def _stats_options(parser: argparse.ArgumentParser) -> None:
+    _add_address(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
 
-    audit = verbs.add_parser("audit", **_does("recompute the books of all workers, and say whether they balance"))
-    _add_cache_managers(audit)
-    audit.set_defaults(run=_audit)
 
-    reset = verbs.add_parser("reset", **_does("forget what is remembered, while requests run"))
-    _add_cache_managers(reset)
-    reset.add_argument("--worker", metavar="ID", help="this one alone (default: all of them)")
-    reset.set_defaults(run=_reset)
+def _explain_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the question, as it would be asked with `octavo chat`")
+    _add_address(parser)
+    parser.add_argument("--system", metavar="TEXT", help="what the model should know and be")
+    parser.add_argument("--model", default="", metavar="NAME", help="where more than one is served")
 
-    key = verbs.add_parser("key", **_does("draw an API key, and say what stands for it in a tenants file"))
-    key.set_defaults(run=_key)
 
-    model = verbs.add_parser("model", **_does("fetch models")).add_subparsers(metavar="VERB", required=True)
-    fetch = model.add_parser("fetch", **_does("fetch a model and print the folder where it lies"))
+def _reset_options(parser: argparse.ArgumentParser) -> None:
+    _add_cache_managers(parser)
+    parser.add_argument("--worker", metavar="ID", help="this one alone (default: all of them)")
+
+
+def _model_options(parser: argparse.ArgumentParser) -> None:
+    does = "fetch a model and print the folder where it lies"
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    fetch = verbs.add_parser("fetch", help=does, description=_sentence(does))
     fetch.add_argument("model", nargs="?", default=_default_model(), help="smollm2, a hub id, a folder, or a GGUF file")
-    fetch.set_defaults(run=_fetch)
-
-    demo = verbs.add_parser("demo", **_does("start a stack, visit it, show what prefix hits save, stop it"))
-    _add_model(demo)
-    demo.set_defaults(run=_demo)
-    return parser
 
 
-class _Does(TypedDict):
-    help: str
-    description: str
-
-
-def _does(what: str) -> _Does:
-    """What a verb does, for the list of verbs and for its own help."""
-    return {"help": what, "description": f"{what[0].upper()}{what[1:]}."}
+def _demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default=_default_model(), help="smollm2, hub id, folder or GGUF file (default %(default)s)"
+    )
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
@@ -285,12 +276,6 @@ def _add_cache_managers(parser: argparse.ArgumentParser) -> None:
         default=managers,
         metavar="HOST:PORT[,HOST:PORT]",
         help=f"all there are; `octavo up` says where its own is (default {managers})",
-    )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default=_default_model(), help="smollm2, hub id, folder or GGUF file (default %(default)s)"
     )
 
 
@@ -311,6 +296,20 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return read
+
+
+_VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], None]], ...] = (
+    ("up", "run a whole Octavo on this machine until Ctrl-C", _up_options, _up),
+    ("chat", "ask once, or have a conversation", _chat_options, _chat),
+    ("stats", "show the fleet: load, cache, tokens saved", _stats_options, _stats),
+    ("explain", "say what workers remember of a question, and what it would cost there", _explain_options, _explain),
+    ("audit", "recompute the books of all workers, and say whether they balance", _add_cache_managers, _audit),
+    ("reset", "forget what is remembered, while requests run", _reset_options, _reset),
+    ("key", "draw an API key, and say what stands for it in a tenants file", lambda _: None, _key),
+    ("model", "fetch models", _model_options, _fetch),
+    ("demo", "start a stack, visit it, show what prefix hits save, stop it", _demo_options, _demo),
+)
+"""Name, what it does, its options, and what runs it."""
 
 
 if __name__ == "__main__":
