@@ -51,7 +51,10 @@ _STEADY_SECONDS = 60.0
 
 _POLL_SECONDS = 0.05
 
-_OURS = ("LISTEN", "HTTP_LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER", "METRICS_LISTEN")
+_OURS = {
+    f"{PREFIX}{name}"
+    for name in ("LISTEN", "HTTP_LISTEN", "ADVERTISE", "WORKER_ID", "REDIS_URL", "CACHE_MANAGER", "METRICS_LISTEN")
+}
 """Variables that the cluster decides; what the caller's environment holds under these names is not passed on."""
 
 
@@ -231,23 +234,20 @@ class Cluster:
     async def _until_fleet_is_whole(self, address: str) -> None:
         async with open_channel(address, self._transport) as channel:
             gateway = gateway_pb2_grpc.InferenceStub(channel)
-            while True:
-                with suppress(grpc.aio.AioRpcError):
-                    try:
-                        with translated():
-                            fleet = await gateway.GetFleet(
-                                gateway_pb2.GetFleetRequest(),
-                                timeout=2.0,
-                                wait_for_ready=True,
-                                metadata=self._credentials,
-                            )
-                    except Unauthenticated as error:
-                        raise StartFailed(
-                            f"the gateway wants a key of its tenants file in OCTAVO_API_KEY: {error}"
-                        ) from error
-                    if len(fleet.workers) >= len(self.workers):
-                        return
+            while await self._workers_seen_by(gateway) < len(self.workers):  # noqa: ASYNC110 - nothing tells us
                 await asyncio.sleep(_POLL_SECONDS)
+
+    async def _workers_seen_by(self, gateway: Any) -> int:
+        """How many it knows of; 0 while it does not answer."""
+        request = gateway_pb2.GetFleetRequest()
+        try:
+            with translated():
+                fleet = await gateway.GetFleet(request, timeout=2.0, wait_for_ready=True, metadata=self._credentials)
+        except Unauthenticated as error:
+            raise StartFailed(f"the gateway wants a key of its tenants file in OCTAVO_API_KEY: {error}") from error
+        except grpc.aio.AioRpcError:
+            return 0
+        return len(fleet.workers)
 
     async def _start_healthy(self, process: Process) -> None:
         await process.start()
@@ -328,12 +328,17 @@ class Cluster:
 async def _until_healthy(address: str, transport: Transport) -> None:
     async with open_channel(address, transport) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # published without types
-        while True:
-            with suppress(grpc.aio.AioRpcError):
-                async for reply in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
-                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            await asyncio.sleep(_POLL_SECONDS)  # the watch was lost, not the service: whoever waits sees that
+        while not await _is_heard_to_serve(stub):  # noqa: ASYNC110 - the watch was lost, not the service
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _is_heard_to_serve(health: Any) -> bool:
+    """Watch until a service says that it serves, or the watch is lost."""
+    with suppress(grpc.aio.AioRpcError):
+        async for reply in health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+            if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                return True
+    return False
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -364,7 +369,7 @@ def worker_names(workers: int) -> list[str]:
 def _environment(env: Mapping[str, str], workers: int) -> dict[str, str]:
     """What every service of the cluster finds in its environment."""
     cores = len(os.sched_getaffinity(0))
-    inherited = {name: value for name, value in os.environ.items() if name not in {f"OCTAVO_{own}" for own in _OURS}}
+    inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
     return {
         "OCTAVO_THREADS": str(max(1, cores // workers)),
         "OCTAVO_LOOKUP_SECONDS": "0.05",  # the models take all cores here, so an answer may lie unread for a while
