@@ -106,7 +106,7 @@ def token_bytes(tokens: Sequence[int]) -> bytes:
 def tokens_of_bytes(raw: bytes) -> "array[int]":
     """The tokens that `token_bytes` made these of."""
     words = array("I", raw)
-    if sys.byteorder == "big":
+    if _BIG_ENDIAN:
         words.byteswap()
     return words
 

@@ -21,6 +21,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from octavo import errors
+from octavo.transport import same_kind
 
 log = logging.getLogger("octavo.status")
 
@@ -112,19 +113,15 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
             return handler
-        method, serializer = handler_call_details.method, handler.response_serializer
+        behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        end_with_status = _streaming if handler.response_streaming else _answering
         # A stream's messages are parsed within its handler, where an error ends the call as any other does.
-        parse = _parse_or_describe(handler.request_deserializer)
-        parse_each = _parse_or_refuse(handler.request_deserializer)
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_answering(handler.unary_unary, method), parse, serializer)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), parse, serializer)
-        if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(
-                _answering(handler.stream_unary, method), parse_each, serializer
-            )
-        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), parse_each, serializer)
+        parse = _parse_or_refuse if handler.request_streaming else _parse_or_describe
+        return same_kind(handler)(
+            end_with_status(behavior, handler_call_details.method),
+            parse(handler.request_deserializer),
+            handler.response_serializer,
+        )
 
 
 def _answering(behavior: Callable[..., Any], method: str) -> Callable[..., Any]:

@@ -125,8 +125,7 @@ class FleetGuard(grpc.aio.ServerInterceptor):
         metadata: Iterable[tuple[str, str | bytes]] = handler_call_details.invocation_metadata or ()
         if handler is None or handler_call_details.method.startswith(OPEN_METHODS) or self._is_shown(metadata):
             return handler
-        make = _HANDLERS[handler.request_streaming, handler.response_streaming]
-        return make(_refuse, handler.request_deserializer, handler.response_serializer)
+        return same_kind(handler)(_refuse, handler.request_deserializer, handler.response_serializer)
 
     def _is_shown(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
         shown = [value.encode() if isinstance(value, str) else value for key, value in metadata if key == FLEET_KEY]
@@ -137,7 +136,12 @@ async def _refuse(_: object, __: object) -> None:
     raise Unauthenticated(f"{FLEET_KEY}: the call shows no key of this fleet (OCTAVO_FLEET_KEY)")
 
 
-_HANDLERS: dict[tuple[bool, bool], Callable[..., Any]] = {
+def same_kind(handler: Any) -> Callable[..., Any]:
+    """What makes a handler that takes one message or a stream of them, and gives one or a stream, as this one does."""
+    return _MAKERS[handler.request_streaming, handler.response_streaming]
+
+
+_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, False): grpc.stream_unary_rpc_method_handler,

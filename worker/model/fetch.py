@@ -13,7 +13,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -189,10 +189,7 @@ def _from_hub(model: str, staging: Path) -> None:
 
 def _sha256_of(file: Path) -> str:
     with file.open("rb") as content:
-        digest = sha256()
-        while chunk := content.read(_COPY_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return file_digest(content, sha256).hexdigest()
 
 
 @contextmanager
