@@ -49,7 +49,7 @@ def _norm(case: SmallCase, ops: SmallOps) -> Runner:
 
 
 def _rope_write(case: SmallCase, ops: SmallOps) -> Runner:
-    """Parts of a packed projection are turned at position 512 and later, into a block of each sequence."""
+    """A projection is turned at position 512 and later, into a block of each sequence, by a step prepared before."""
     block_size, tokens = 16, case.tokens
     shape = PoolShape(
         num_layers=case.layers,
@@ -59,13 +59,14 @@ def _rope_write(case: SmallCase, ops: SmallOps) -> Runner:
         dtype=case.dtype,
     )
     pool = KVPool(shape, tokens, CPU)
-    packed = torch.randn(tokens, case.heads + 2 * case.kv_heads, case.head_dim).to(case.dtype)
-    q, k, v = packed.split([case.heads, case.kv_heads, case.kv_heads], dim=1)
+    packed = torch.randn(tokens, (case.heads + 2 * case.kv_heads) * case.head_dim).to(case.dtype)
     angles = torch.rand(1024, case.head_dim)
-    cos, sin = angles.cos(), angles.sin()
     positions = torch.arange(512, 512 + tokens)
     slots = torch.arange(tokens) * block_size
-    return lambda layer: ops.rope_write(q, k, v, cos, sin, positions, *pool.layer(layer), slots)
+    step = ops.prepare_rope(
+        pool.planes, angles.cos(), angles.sin(), positions, slots, heads=case.heads, dtype=case.dtype
+    )
+    return lambda layer: step(layer, packed)
 
 
 def _silu_mul(case: SmallCase, ops: SmallOps) -> Runner:

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from worker.kernels import block_ops, native_small_ops
 from worker.kernels.native_build import Level, NativeUnavailable, usable_levels
-from worker.kernels.small_ops import HeadNorms, SmallOps, TorchSmallOps, choose
+from worker.kernels.small_ops import HeadNorms, RopeStep, SmallOps, TorchSmallOps, choose
 
 EPS = 1e-5
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -55,7 +55,7 @@ def _random(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch
 
 
 class Turn:
-    """The arguments of a `rope_write`: pools that hold NaN, scattered slots, angles that no two positions share."""
+    """A step of one layer: planes that hold NaN, scattered slots, angles that no two positions share."""
 
     def __init__(
         self,
@@ -70,22 +70,39 @@ class Turn:
         seed: int = 0,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        packed = _random(seed, tokens, heads + 2 * kv_heads, dim, dtype=dtype)
-        self.q, self.k, self.v = packed.split([heads, kv_heads, kv_heads], dim=1)
+        self.heads, self.dtype = heads, dtype
+        self.packed = torch.randn(tokens, (heads + 2 * kv_heads) * dim, generator=generator).to(dtype)
+        self.q, self.k, self.v = self.packed.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1)
         angles = torch.rand(tokens + 50, dim // 2, generator=generator) * 7
         self.cos, self.sin = (torch.cat((table, table), dim=-1) for table in (angles.cos(), angles.sin()))
         self.positions = torch.randint(tokens + 50, (tokens,), generator=generator)
         blocks = tokens // block_size + 2
         interleaved = torch.full((blocks, block_size, kv_heads, 2, dim), float("nan")).to(kv_dtype)
-        self.k_pool, self.v_pool = interleaved.permute(3, 0, 2, 1, 4)  # [N, Hkv, S, D] each, nothing contiguous
+        self.planes = interleaved.permute(3, 0, 2, 1, 4)  # [2, N, Hkv, S, D], nothing contiguous
         self.slots = torch.randperm(blocks * block_size, generator=generator)[:tokens]
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return dict(vars(self))
+        names = ("planes", "cos", "sin", "positions", "slots", "heads", "dtype")
+        return {name: getattr(self, name) for name in names}
 
-    def held(self, pool: torch.Tensor) -> torch.Tensor:
+    def prepared(self, ops: SmallOps, **changed: Any) -> RopeStep:
+        return ops.prepare_rope(**(self.arguments | changed))
+
+    def made_by(self, ops: SmallOps, norms: HeadNorms | None = None) -> torch.Tensor:
+        """The turned queries."""
+        return self.prepared(ops)(0, self.packed, norms)
+
+    @property
+    def keys(self) -> torch.Tensor:
         """What lies in the slots that were written: [T, Hkv, D], float64."""
+        return self._held(self.planes[0])
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._held(self.planes[1])
+
+    def _held(self, pool: torch.Tensor) -> torch.Tensor:
         return pool.transpose(1, 2).flatten(0, 1).double()[self.slots]
 
     def wanted(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,27 +173,14 @@ def test_queries_and_keys_turn_as_in_transformers_and_land_in_their_slots(
     sizes = {"heads": group * kv_heads, "kv_heads": kv_heads, "dim": 2 * half, "block_size": block_size}
     turn = Turn(tokens, dtype=dtype, kv_dtype=kv_dtype, seed=seed, **sizes)
 
-    out = ops.rope_write(**turn.arguments)
+    out = turn.made_by(ops)
 
     assert out.dtype == dtype
     assert out.is_contiguous()
     assert _error(out, turn.wanted(turn.q)) < TOLERANCES[dtype]
-    assert _error(turn.held(turn.k_pool), turn.wanted(turn.k)) < POOL_TOLERANCES[kv_dtype]
-    assert torch.equal(turn.held(turn.v_pool), block_ops.stored(turn.v, kv_dtype, None).double())
-    for pool in (turn.k_pool, turn.v_pool):
-        assert pool.float().isnan().sum() == pool.numel() - turn.k.numel()
-
-
-@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_keys_and_values_are_divided_by_the_scales_of_their_heads(ops: SmallOps, kv_dtype: torch.dtype) -> None:
-    turn = Turn(9, kv_dtype=kv_dtype)
-    scales = {"k_scale": torch.tensor([0.01, 3.0]), "v_scale": torch.tensor([0.5, 0.003])}
-
-    ops.rope_write(**turn.arguments, **scales)
-
-    keys = turn.held(turn.k_pool) * scales["k_scale"].double()[:, None]
-    assert _error(keys, turn.wanted(turn.k)) < POOL_TOLERANCES[kv_dtype]
-    assert torch.equal(turn.held(turn.v_pool), block_ops.stored(turn.v, kv_dtype, scales["v_scale"]).double())
+    assert _error(turn.keys, turn.wanted(turn.k)) < POOL_TOLERANCES[kv_dtype]
+    assert torch.equal(turn.values, block_ops.stored(turn.v, kv_dtype, None).double())
+    assert turn.planes.float().isnan().sum() == turn.planes.numel() - 2 * turn.k.numel()
 
 
 @dtypes
@@ -187,52 +191,29 @@ def test_heads_are_normed_before_they_turn(ops: SmallOps, dtype: torch.dtype, di
     q, k = (x.double() for x in (turn.q, turn.k))
     q, k = (x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() for x in (q, k))
 
-    out = ops.rope_write(**turn.arguments, norms=norms)
+    out = turn.made_by(ops, norms)
 
     assert _error(out, turn.wanted(q * norms.q.double())) < TOLERANCES[dtype]
-    assert _error(turn.held(turn.k_pool), turn.wanted(k * norms.k.double())) < TOLERANCES[dtype]
-    ops.rope_write(**bare.arguments)
-    assert torch.equal(turn.held(turn.v_pool), bare.held(bare.v_pool))
+    assert _error(turn.keys, turn.wanted(k * norms.k.double())) < TOLERANCES[dtype]
+    bare.made_by(ops)
+    assert torch.equal(turn.values, bare.values)
 
 
 @dtypes
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_prepared_step_does_to_each_layer_what_a_call_does(ops: SmallOps, dtype: torch.dtype, normed: bool) -> None:
-    turn, heads, layers = Turn(9, dtype=dtype), 6, 3
-    planes, called = (torch.full((2 * layers, 5, 2, 4, 32), torch.nan, dtype=dtype) for _ in range(2))
-    where = {name: turn.arguments[name] for name in ("cos", "sin", "positions", "slots")}
+def test_a_step_does_to_each_layer_what_it_does_to_one_alone(ops: SmallOps, dtype: torch.dtype, normed: bool) -> None:
+    turn, layers = Turn(9, dtype=dtype), 3
+    planes, alone = (torch.full((2 * layers, 5, 2, 4, 32), torch.nan, dtype=dtype) for _ in range(2))
     norms = HeadNorms(_random(7, 32, dtype=dtype), _random(8, 32, dtype=dtype), EPS) if normed else None
 
-    step = ops.prepare_rope(planes, **where, heads=heads, dtype=dtype)
+    step = turn.prepared(ops, planes=planes)
 
     for layer in range(layers):
-        packed = _random(layer, 9, 10 * 32, dtype=dtype).contiguous()
-        q, k, v = packed.view(9, 10, 32).split([6, 2, 2], dim=1)
-        pools = {"k_pool": called[2 * layer], "v_pool": called[2 * layer + 1]}
-        out = ops.rope_write(q, k, v, **where, **pools, norms=norms)
+        packed, end = _random(layer, 9, 10 * 32, dtype=dtype).contiguous(), 2 * layer + 2
+        out = turn.prepared(ops, planes=alone[2 * layer : end])(0, packed, norms)
         assert torch.equal(step(layer, packed, norms), out)
-        assert torch.equal(planes[: 2 * layer + 2].nan_to_num(), called[: 2 * layer + 2].nan_to_num())
-        assert planes[2 * layer + 2 :].isnan().all()
-
-
-def test_a_prepared_step_refuses_other_projections_and_places_that_do_not_exist(ops: SmallOps) -> None:
-    turn, planes = Turn(5), torch.full((2, 3, 2, 4, 32), torch.nan)
-    where = {name: turn.arguments[name] for name in ("cos", "sin", "positions", "slots")}
-    packed = torch.zeros(5, 320)
-
-    def step(**changed: Any) -> Any:
-        return ops.prepare_rope(planes, **(where | {"heads": 6, "dtype": torch.float32} | changed))
-
-    for wrong in (packed[:4], packed[:, :-32], packed.bfloat16()):
-        with pytest.raises(ValueError, match=r"wanted"):
-            step()(0, wrong)
-    with pytest.raises(ValueError, match="slots go from 12 to 12, the pool has 12"):
-        step(slots=torch.full((5,), 12))(0, packed)
-    with pytest.raises(ValueError, match="positions go from 55 to 55, cos and sin have 55"):
-        step(positions=torch.full((5,), 55))(0, packed)
-    with pytest.raises(ValueError, match=r"has 5 heads, no multiple of k_pool's 2"):
-        step(heads=5)(0, torch.zeros(5, 9 * 32))
-    assert planes.isnan().all()
+        assert torch.equal(planes[:end].nan_to_num(), alone[:end].nan_to_num())
+        assert planes[end:].isnan().all()
 
 
 @pool_dtypes
@@ -248,12 +229,12 @@ def test_a_pool_gets_the_nearest_number_torch_knows(ops: SmallOps, kv_dtype: tor
     values = torch.cat(near)
     values = torch.nn.functional.pad(values, (0, -len(values) % 64)).reshape(-1, 1, 64)
     turn = Turn(len(values), heads=1, kv_heads=1, dim=64, kv_dtype=kv_dtype)
-    turn.v = values
+    turn.v.copy_(values)
 
-    ops.rope_write(**turn.arguments)
+    turn.made_by(ops)
 
     wanted = block_ops.stored(values, kv_dtype, None).double()
-    torch.testing.assert_close(turn.held(turn.v_pool), wanted, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(turn.values, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @dtypes
@@ -291,19 +272,15 @@ def test_a_row_gets_the_same_bits_in_any_company_and_on_any_threads(
     turn, alone = (Turn(tokens, heads=9, kv_heads=3, dim=dim, dtype=dtype, kv_dtype=dtype) for _ in range(2))
 
     threads(2)
-    together = [ops.rms_norm(x, gate_up[0], EPS), ops.silu_mul(gate_up), ops.rope_write(**turn.arguments)]
+    together = [ops.rms_norm(x, gate_up[0], EPS), ops.silu_mul(gate_up), turn.made_by(ops)]
 
     threads(1)
     for t in (0, 1, 42, tokens - 1):
         row = slice(t, t + 1)
-        one = {name: getattr(alone, name)[row] for name in ("q", "k", "v", "positions", "slots")}
-        singly = [
-            ops.rms_norm(x[row], gate_up[0], EPS),
-            ops.silu_mul(gate_up[row]),
-            ops.rope_write(**(alone.arguments | one)),
-        ]
+        step = alone.prepared(ops, positions=alone.positions[row], slots=alone.slots[row])
+        singly = [ops.rms_norm(x[row], gate_up[0], EPS), ops.silu_mul(gate_up[row]), step(0, alone.packed[row])]
         assert all(torch.equal(a[row], b) for a, b in zip(together, singly, strict=True))
-        assert torch.equal(turn.held(turn.k_pool)[t], alone.held(alone.k_pool)[t])
+        assert torch.equal(turn.keys[t], alone.keys[t])
 
 
 def test_the_fastest_that_takes_the_call_is_chosen_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -348,7 +325,7 @@ def test_no_rows_make_no_rows(ops: SmallOps) -> None:
 
     assert ops.rms_norm(nothing, torch.ones(32), EPS).shape == (0, 32)
     assert ops.silu_mul(nothing).shape == (0, 16)
-    assert ops.rope_write(**Turn(0).arguments).shape == (0, 6, 32)
+    assert Turn(0).made_by(ops).shape == (0, 6, 32)
 
 
 ROW, LINE = torch.zeros(2, 8), torch.zeros(8)
@@ -386,45 +363,64 @@ def test_a_gate_that_does_not_fit_is_refused(ops: SmallOps, gate_up: torch.Tenso
 
 
 LONGS = torch.zeros(5, dtype=torch.int64)
-BAD_TURNS = {
-    "q axes": ("q", lambda x: x[0], "q has 2 axes, wanted 3"),
-    "q dtype": ("q", torch.Tensor.double, "q is torch.float64, wanted"),
-    "q dim": ("q", lambda x: x[:, :, :31], "q has heads of 31 elements, which do not make two halves"),
-    "q heads": ("q", lambda x: x[:, :5], "q has 5 heads, no multiple of k_pool's 2"),
-    "q stride": ("q", lambda x: x.mT.contiguous().mT, "q has stride 6 on its last axis, wanted 1"),
-    "k": ("k", lambda x: x[:4], r"k is \[4, 2, 32\], wanted \[5, 2, 32\]"),
-    "k dtype": ("k", torch.Tensor.bfloat16, "k is torch.bfloat16 on cpu, q torch.float32 on cpu"),
-    "v stride": ("v", lambda x: x.mT.contiguous().mT, "v has stride 2 on its last axis, wanted 1"),
+BAD_STEPS = {
+    "axes": ("planes", lambda x: x[0], "planes has 4 axes, wanted 5"),
+    "pool dtype": ("planes", torch.Tensor.int, "planes is torch.int32, wanted"),
+    "pool stride": ("planes", lambda x: x.mT.contiguous().mT, "planes has stride 4 on its last axis, wanted 1"),
+    "values": ("planes", lambda x: x[:1], "planes has 1 of them, which are not keys and values of layers"),
+    "dim": ("planes", lambda x: x[..., :31], "planes has heads of 31 elements, which do not make two halves"),
+    "heads": ("heads", lambda _: 5, "heads is 5, no multiple of the planes' 2"),
+    "dtype": ("dtype", lambda _: torch.float64, "dtype is torch.float64, wanted torch.float32 or torch.bfloat16 or"),
     "cos axes": ("cos", lambda x: x[None], "cos has 3 axes, wanted 2"),
     "cos dtype": ("cos", torch.Tensor.bfloat16, "cos is torch.bfloat16, wanted torch.float32"),
     "cos rows": ("cos", lambda x: x[:, :16], "cos has rows of 16, wanted 32, the elements of a head"),
     "cos device": ("cos", lambda x: x.to("meta"), "sin is torch.float32 on cpu, cos torch.float32 on meta"),
     "sin": ("sin", lambda x: x[:9], r"sin is \[9, 32\], wanted \[55, 32\]"),
+    "positions axes": ("positions", lambda x: x[None], "positions has 2 axes, wanted 1"),
     "positions dtype": ("positions", torch.Tensor.int, "positions is torch.int32, wanted torch.int64"),
-    "positions": ("positions", lambda x: x[:4], "positions has 4 entries, wanted 5, the rows of q"),
+    "positions": ("positions", lambda x: x[:4], "positions has 4 entries, slots 5"),
+    "positions device": ("positions", lambda x: x.to("meta"), "positions is on meta, planes on cpu"),
     "far position": ("positions", lambda _: LONGS + 55, "positions go from 55 to 55, cos and sin have 55"),
     "negative position": ("positions", lambda _: LONGS - 1, "positions go from -1 to -1, cos and sin have 55"),
-    "slots": ("slots", lambda x: x[:4], "slots has 4 entries, wanted 5, the rows of q"),
     "slots dtype": ("slots", torch.Tensor.int, "slots is torch.int32, wanted torch.int64"),
-    "slots device": ("slots", lambda x: x.to("meta"), "slots is on meta, k_pool on cpu"),
+    "slots device": ("slots", lambda x: x.to("meta"), "slots is on meta, planes on cpu"),
     "far slot": ("slots", lambda x: x.clone().fill_(12), "slots go from 12 to 12, the pool has 12"),
     "negative slot": ("slots", lambda x: x.clone().fill_(-1), "slots go from -1 to -1, the pool has 12"),
-    "pool axes": ("k_pool", lambda x: x[0], "k_pool has 3 axes, wanted 4"),
-    "pool dtype": ("k_pool", torch.Tensor.int, "k_pool is torch.int32, wanted"),
-    "v_pool": ("v_pool", lambda x: x[:2], r"v_pool is \[2, 2, 4, 32\] of torch.float32, k_pool \[3, 2, 4, 32\]"),
-    "norms": ("norms", lambda _: HeadNorms(torch.ones(32), torch.ones(8), EPS), r"norms.k is \[8\], wanted \[32\]"),
-    "k_scale": ("k_scale", lambda _: torch.ones(3), r"k_scale is \[3\] of torch.float32 on cpu, wanted \[2\]"),
 }
 
 
-@pytest.mark.parametrize(("name", "change", "message"), BAD_TURNS.values(), ids=BAD_TURNS)
-def test_a_turn_of_what_does_not_fit_is_refused_and_writes_nothing(
-    ops: SmallOps, name: str, change: Callable[[Any], torch.Tensor], message: str
+@pytest.mark.parametrize(("name", "change", "message"), BAD_STEPS.values(), ids=BAD_STEPS)
+def test_a_step_of_what_does_not_fit_is_refused_and_writes_nothing(
+    ops: SmallOps, name: str, change: Callable[[Any], Any], message: str
 ) -> None:
     turn = Turn(5)
 
     with pytest.raises(ValueError, match=message):
-        ops.rope_write(**(turn.arguments | {name: change(turn.arguments.get(name))}))
+        turn.prepared(ops, **{name: change(turn.arguments[name])})(0, turn.packed)
 
-    assert turn.k_pool.isnan().all()
-    assert turn.v_pool.isnan().all()
+    assert turn.planes.isnan().all()
+
+
+PACKED = torch.zeros(5, 320)
+BAD_CALLS = {
+    "tokens": ({"packed": PACKED[:4]}, ValueError, r"packed is \[4, 320\] of .* wanted \[5, 320\]"),
+    "columns": ({"packed": PACKED[:, :-32]}, ValueError, r"packed is \[5, 288\] of .* wanted \[5, 320\]"),
+    "strides": ({"packed": PACKED.T.contiguous().T}, ValueError, r"strides \[1, 5\], wanted .*, contiguous"),
+    "dtype": ({"packed": PACKED.bfloat16()}, ValueError, r"of torch.bfloat16 .* of torch.float32"),
+    "device": ({"packed": PACKED.to("meta")}, ValueError, r"on meta .* on cpu"),
+    "norms": ({"norms": HeadNorms(torch.ones(32), torch.ones(8), EPS)}, ValueError, r"norms.k is \[8\], wanted \[32\]"),
+    "no such layer": ({"layer": 1}, IndexError, "layer 1, the pool has 1"),
+    "negative layer": ({"layer": -1}, IndexError, "layer -1, the pool has 1"),
+}
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), BAD_CALLS.values(), ids=BAD_CALLS)
+def test_a_prepared_step_refuses_other_layers_and_writes_nothing(
+    ops: SmallOps, changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    turn = Turn(5)
+
+    with pytest.raises(error, match=message):
+        turn.prepared(ops)(**({"layer": 0, "packed": PACKED} | changed))
+
+    assert turn.planes.isnan().all()

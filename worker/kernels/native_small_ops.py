@@ -12,19 +12,18 @@ from worker.kernels.native_build import Level, NativeUnavailable
 from worker.kernels.native_chain import Call, NativeFunction
 from worker.kernels.small_ops_arguments import (
     HeadNorms,
+    PreparedRope,
     check_gated,
     check_norm,
-    check_packed,
     check_places,
     check_rope,
-    unpacked,
 )
 
 SOURCE = native_build.SOURCES / "small_ops.cpp"
 
 _NORM = struct.Struct("@4P4qP5if")
-_ROPE = struct.Struct("@8Pf7P16q8i")
-_ROPE_OF_A_LAYER = struct.Struct("@8Pf")
+_ROPE = struct.Struct("@6Pf5P7q8i")
+_ROPE_OF_A_LAYER = struct.Struct("@6Pf")
 _GATED = struct.Struct("@3P2qP4i")
 """`Norm`, `Rope`, what comes first in it, and `Gated` of the C++ file."""
 
@@ -71,7 +70,7 @@ class NativeSmallOps:
             heads, strides = 1, None
         else:
             check_norm(x, weight, residual)
-            _check_support("x", x, x.dtype)
+            _check_support("x", x, x.dtype, x.dtype)
             heads = x.shape[1] if x.dim() == 3 else 1
             strides = (*_row_strides(x), *((0, 0) if residual is None else _row_strides(residual)))
         out = torch.empty(x.shape, dtype=x.dtype)
@@ -115,33 +114,6 @@ class NativeSmallOps:
             ),
         )
 
-    def rope_write(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        slots: torch.Tensor,
-        *,
-        norms: HeadNorms | None = None,
-        k_scale: torch.Tensor | None = None,
-        v_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `SmallOps`."""
-        check_rope(q, k, v, cos, sin, positions, k_pool, v_pool, slots, norms, k_scale, v_scale)
-        _check_support("q", q, k_pool.dtype)
-        out = torch.empty(q.shape, dtype=q.dtype)
-        frame = self._rope_frame(
-            q, k, v, out, cos, sin, positions, k_pool, v_pool, slots, norms=norms, k_scale=k_scale, v_scale=v_scale
-        )
-        if self._rope_write(frame):
-            raise _unsound(cos, positions, k_pool, slots)
-        return out
-
     def prepare_rope(
         self,
         planes: torch.Tensor,
@@ -154,64 +126,15 @@ class NativeSmallOps:
         dtype: torch.dtype,
     ) -> "NativeRopeStep":
         """See `SmallOps`."""
-        kv_heads, dim = planes.shape[2], planes.shape[4]
-        packed = torch.empty((len(slots), (heads + 2 * kv_heads) * dim), dtype=dtype)
-        q, k, v = unpacked(packed, heads, kv_heads)
-        check_rope(q, k, v, cos, sin, positions, planes[0], planes[1], slots, None, None, None)
-        _check_support("q", q, planes.dtype)
-        frame = self._rope_frame(q, k, v, q, cos, sin, positions, planes[0], planes[1], slots)
-        held = (cos, sin, positions, planes, slots)
-        return NativeRopeStep(self._rope_write, frame, packed, q.shape, held)
-
-    def _rope_frame(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        slots: torch.Tensor,
-        *,
-        norms: HeadNorms | None = None,
-        k_scale: torch.Tensor | None = None,
-        v_scale: torch.Tensor | None = None,
-    ) -> bytes:
-        """The C++ file's `Rope`. Whoever calls with it keeps the tensors."""
-        num_blocks, kv_heads, block_size, dim = k_pool.shape
-        return _ROPE.pack(
-            *(tensor.data_ptr() for tensor in (q, k, v, out, k_pool, v_pool)),
-            *_norms_of(norms),
-            *(tensor.data_ptr() for tensor in (cos, sin, positions, slots)),
-            address(k_scale),
-            address(v_scale),
-            self._parallel,
-            *q.stride()[:2],
-            *k.stride()[:2],
-            *v.stride()[:2],
-            *k_pool.stride()[:3],
-            *v_pool.stride()[:3],
-            cos.stride(0),
-            sin.stride(0),
-            cos.shape[0],
-            num_blocks * block_size,
-            *q.shape[:2],
-            kv_heads,
-            dim,
-            block_size,
-            q.dtype is torch.bfloat16,
-            POOL_TYPES[k_pool.dtype],
-            torch.get_num_threads(),
-        )
+        prepared = check_rope(planes, cos, sin, positions, slots, heads=heads, dtype=dtype)
+        _check_support("planes", planes, dtype, planes.dtype)
+        return NativeRopeStep(self._rope_write, self._parallel, prepared, planes, cos, sin, positions, slots)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `SmallOps`."""
         if not _plain_gate(gate_up):
             check_gated(gate_up)
-            _check_support("gate_up", gate_up, gate_up.dtype)
+            _check_support("gate_up", gate_up, gate_up.dtype, gate_up.dtype)
         out = torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype)
         self.silu_mul_into(out, gate_up)()
         return out
@@ -238,80 +161,69 @@ class NativeSmallOps:
 
 
 class NativeRopeStep:
-    """`RopeStep`: the arguments lie ready; a layer puts its eight addresses into them."""
+    """`RopeStep`: the arguments lie ready; a layer puts its six addresses into them."""
 
     def __init__(
         self,
         rope_write: NativeFunction,
-        frame: bytes,
-        packed: torch.Tensor,
-        turned: torch.Size,
-        held: tuple[torch.Tensor, ...],
+        parallel: int,
+        prepared: PreparedRope,
+        planes: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
     ) -> None:
-        """Take a sound frame.
-
-        Args:
-            rope_write: the C++ function.
-            frame: its arguments, but for the addresses.
-            packed: like every layer's projection.
-            turned: the shape of what is returned, [T, Hq, D].
-            held: what the frame points to: cos, sin, positions, planes, slots.
-        """
+        """Take what was found to be sound; `rope_write` is the C++ function, `parallel` starts its threads."""
         self._rope_write = rope_write
-        self._frame = bytearray(frame)
-        self._turned, self._dtype, self._shape = turned, packed.dtype, packed.shape
-        self._held = held
-        _, heads, dim = turned
-        planes = held[3]
-        self._k = heads * dim * packed.itemsize
-        self._v = self._k + planes.shape[2] * dim * packed.itemsize
+        self._prepared = prepared
+        self._planes, self._cos, self._sin, self._positions, self._slots = planes, cos, sin, positions, slots
         self._pools, self._plane = planes.data_ptr(), planes.stride(0) * planes.itemsize
-        self._layers = len(planes) // 2
+        _, num_blocks, _, block_size, _ = planes.shape
+        self._num_slots = num_blocks * block_size
+        self._frame = bytearray(
+            _ROPE.pack(
+                *_ROPE_OF_A_LAYER.unpack(bytes(_ROPE_OF_A_LAYER.size)),
+                *(tensor.data_ptr() for tensor in (cos, sin, positions, slots)),
+                parallel,
+                *planes.stride()[1:4],
+                cos.stride(0),
+                sin.stride(0),
+                len(cos),
+                self._num_slots,
+                *prepared.turned[:2],
+                prepared.kv_heads,
+                prepared.dim,
+                block_size,
+                prepared.dtype is torch.bfloat16,
+                POOL_TYPES[planes.dtype],
+                torch.get_num_threads(),
+            )
+        )
 
     def __call__(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
         """See `RopeStep`."""
-        out = torch.empty(self._turned, dtype=self._dtype)
-        if self.into(out, layer, packed, norms)():
-            raise self.unsound(1)
+        out = torch.empty(self._prepared.turned, dtype=self._prepared.dtype)
+        if outcome := self.into(out, layer, packed, norms)():
+            raise self.unsound(outcome)
         return out
 
     def into(self, out: torch.Tensor, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> Call:
         """The call that writes the layer's keys and values, and its turned queries into `out` [T, Hq, D], contiguous.
 
-        Raises:
-            ValueError: `packed` is not what was prepared for.
+        Raises as `RopeStep`, but for positions and slots.
         """
-        check_packed(packed, self._shape, self._dtype)
-        if not 0 <= layer < self._layers:
-            raise IndexError(f"layer {layer}, the pool has {self._layers}")
-        start, pool = packed.data_ptr(), self._pools + 2 * layer * self._plane
-        _ROPE_OF_A_LAYER.pack_into(
-            self._frame,
-            0,
-            start,
-            start + self._k,
-            start + self._v,
-            out.data_ptr(),
-            pool,
-            pool + self._plane,
-            *_norms_of(norms),
-        )
+        self._prepared.check(layer, packed, norms)
+        pool = self._pools + 2 * layer * self._plane
+        of_norms = (0, 0, 0.0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)
+        addresses = (packed.data_ptr(), out.data_ptr(), pool, pool + self._plane)
+        _ROPE_OF_A_LAYER.pack_into(self._frame, 0, *addresses, *of_norms)
         return Call(self._rope_write, bytes(self._frame))
 
     def unsound(self, _outcome: int) -> Exception:
         """What the native code has refused. Raises the ValueError that names it."""
-        cos, _, positions, planes, slots = self._held
-        return _unsound(cos, positions, planes[0], slots)
-
-
-def _norms_of(norms: HeadNorms | None) -> tuple[int, int, float]:
-    return (0, 0, 0.0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr(), norms.eps)
-
-
-def _unsound(cos: torch.Tensor, positions: torch.Tensor, k_pool: torch.Tensor, slots: torch.Tensor) -> AssertionError:
-    """Raise what is wrong with positions or slots that the native code has refused."""
-    check_places(positions, slots, table_positions=cos.shape[0], num_slots=k_pool.shape[0] * k_pool.shape[2])
-    return AssertionError("the native code refuses positions or slots that check_places accepts")
+        check_places(self._positions, self._slots, table_positions=len(self._cos), num_slots=self._num_slots)
+        return AssertionError("the native code refuses positions or slots that check_places accepts")
 
 
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> bool:
@@ -350,8 +262,8 @@ def _row_strides(x: torch.Tensor) -> tuple[int, int]:
     return x.stride(0), x.stride(1) if x.dim() == 3 else 0
 
 
-def _check_support(name: str, tensor: torch.Tensor, kv_dtype: torch.dtype) -> None:
+def _check_support(name: str, tensor: torch.Tensor, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} is on {tensor.device}, the native code wants the CPU")
-    if (reason := supports(tensor.dtype, kv_dtype)) is not None:
+    if (reason := supports(dtype, kv_dtype)) is not None:
         raise ValueError(f"the native code got {reason}")

@@ -12,15 +12,7 @@ import torch
 from torch.nn.functional import silu
 
 from worker.kernels import block_ops
-from worker.kernels.small_ops_arguments import (
-    HeadNorms,
-    check_gated,
-    check_norm,
-    check_packed,
-    check_places,
-    check_rope,
-    unpacked,
-)
+from worker.kernels.small_ops_arguments import HeadNorms, check_gated, check_norm, check_places, check_rope
 
 __all__ = ["HeadNorms", "RopeStep", "SmallOps", "TorchSmallOps", "choose"]
 
@@ -28,21 +20,26 @@ log = logging.getLogger("octavo.worker")
 
 
 class RopeStep(Protocol):
-    """`SmallOps.rope_write` for one step, checked when it was prepared, and called once a layer."""
+    """The rotary embedding of a step, with the write of its keys and values: prepared once, called once a layer."""
 
     def __call__(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
-        """Turn and write one layer's queries, keys and values.
+        """Turn a layer's queries and keys to their positions, and write keys and values into their slots.
+
+        The second half of a head turns against the first, as in transformers' Llama; the pool gets what
+        `block_ops.write` writes.
 
         Args:
             layer: below L.
             packed: [T, (Hq + 2 Hkv) * D], contiguous: all queries, then all keys, then all values of each token.
-            norms: as for `rope_write`.
+            norms: divide each query and key by the root of its mean square first, times these weights.
 
         Returns:
             The turned queries, [T, Hq, D].
 
         Raises:
-            ValueError: `packed` is not what was prepared for, or (on the CPU) a position or a slot does not exist.
+            IndexError: the pool has no such layer.
+            ValueError: `packed` or `norms` is not what was prepared for, or (on the CPU) a position or a slot does not
+                exist.
         """
         ...
 
@@ -75,49 +72,6 @@ class SmallOps(Protocol):
         """
         ...
 
-    def rope_write(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        slots: torch.Tensor,
-        *,
-        norms: HeadNorms | None = None,
-        k_scale: torch.Tensor | None = None,
-        v_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Turn queries and keys to their positions, and write keys and values into their slots.
-
-        The second half of a head turns against the first, as in transformers' Llama; the pool gets what
-        `block_ops.write` writes.
-
-        Args:
-            q: [T, Hq, D], D even.
-            k: [T, Hkv, D], in q's dtype.
-            v: [T, Hkv, D], likewise.
-            cos: float32 [P, D], a row a position, as transformers' rotary embedding gives them.
-            sin: float32 [P, D], likewise.
-            positions: int64 [T], below P.
-            k_pool: [N, Hkv, S, D] of those dtypes, float8_e4m3fn or float8_e5m2, any strides but the last.
-            v_pool: [N, Hkv, S, D], likewise.
-            slots: int64 [T], block * S + offset of each token, all different.
-            norms: divide each query and key by the root of its mean square first, times these weights.
-            k_scale: float32 [Hkv]: a key is what the pool holds times its head's scale; 1 by default.
-            v_scale: float32 [Hkv]: likewise.
-
-        Returns:
-            The turned queries, [T, Hq, D].
-
-        Raises:
-            ValueError: a shape, dtype or device does not fit, or (on the CPU) a position or a slot does not exist.
-        """
-        ...
-
     def prepare_rope(
         self,
         planes: torch.Tensor,
@@ -132,16 +86,17 @@ class SmallOps(Protocol):
         """Check once what all layers of a step share.
 
         Args:
-            planes: [2 L, N, Hkv, S, D], keys and values of every layer in turn, as `rope_write`'s pools.
-            cos: as for `rope_write`, like `sin`, `positions` and `slots`.
-            sin: likewise.
-            positions: likewise.
-            slots: likewise.
+            planes: [2 L, N, Hkv, S, D] of those dtypes, float8_e4m3fn or float8_e5m2, D even, any strides but the last:
+                keys and values of every layer in turn.
+            cos: float32 [P, D], a row a position, as transformers' rotary embedding gives them.
+            sin: float32 [P, D], likewise.
+            positions: int64 [T], below P.
+            slots: int64 [T], block * S + offset of each token, all different.
             heads: Hq.
             dtype: of the projections.
 
         Raises:
-            ValueError: as `rope_write`.
+            ValueError: a shape, dtype or device does not fit.
         """
         ...
 
@@ -166,33 +121,6 @@ class TorchSmallOps:
             x = residual.add_(x)
         return _normed(x.float(), weight, eps).to(x.dtype).contiguous()
 
-    def rope_write(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-        slots: torch.Tensor,
-        *,
-        norms: HeadNorms | None = None,
-        k_scale: torch.Tensor | None = None,
-        v_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """See `SmallOps`."""
-        check_rope(q, k, v, cos, sin, positions, k_pool, v_pool, slots, norms, k_scale, v_scale)
-        num_slots = k_pool.shape[0] * k_pool.shape[2]
-        check_places(positions, slots, table_positions=cos.shape[0], num_slots=num_slots)
-        cos, sin = (table[positions][:, None] for table in (cos, sin))
-        wide_q, wide_k = q.float(), k.float()
-        if norms is not None:
-            wide_q, wide_k = _normed(wide_q, norms.q, norms.eps), _normed(wide_k, norms.k, norms.eps)
-        block_ops.write(k_pool, v_pool, _turned(wide_k, cos, sin), v, slots, k_scale=k_scale, v_scale=v_scale)
-        return _turned(wide_q, cos, sin).to(q.dtype).contiguous()
-
     def prepare_rope(
         self,
         planes: torch.Tensor,
@@ -204,15 +132,20 @@ class TorchSmallOps:
         heads: int,
         dtype: torch.dtype,
     ) -> RopeStep:
-        """See `SmallOps`; what is prepared is nothing but the names."""
-        kv_heads, dim = planes.shape[2], planes.shape[4]
-        shape = len(slots), (heads + 2 * kv_heads) * dim
+        """See `SmallOps`."""
+        prepared = check_rope(planes, cos, sin, positions, slots, heads=heads, dtype=dtype)
+        check_places(positions, slots, table_positions=len(cos), num_slots=planes.shape[1] * planes.shape[3])
+        own_cos, own_sin = (table[positions][:, None] for table in (cos, sin))
 
         def write(layer: int, packed: torch.Tensor, norms: HeadNorms | None = None) -> torch.Tensor:
-            check_packed(packed, shape, dtype)
-            q, k, v = unpacked(packed, heads, kv_heads)
-            pools = planes[2 * layer], planes[2 * layer + 1]
-            return self.rope_write(q, k, v, cos, sin, positions, *pools, slots, norms=norms)
+            prepared.check(layer, packed, norms)
+            parts = packed.unflatten(1, (-1, prepared.dim))
+            q, k, v = parts.split([heads, prepared.kv_heads, prepared.kv_heads], dim=1)
+            q, k = q.float(), k.float()
+            if norms is not None:
+                q, k = _normed(q, norms.q, norms.eps), _normed(k, norms.k, norms.eps)
+            block_ops.write(planes[2 * layer], planes[2 * layer + 1], _turned(k, own_cos, own_sin), v, slots)
+            return _turned(q, own_cos, own_sin).to(dtype).contiguous()
 
         return write
 

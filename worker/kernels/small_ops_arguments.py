@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from worker.kernels.arguments import POOL_DTYPES, QUERY_DTYPES, check_dtype, check_last_axis, check_rank
-from worker.kernels.block_ops import check_scales, check_slots, check_write
+from worker.kernels.block_ops import check_slots
 
 
 class HeadNorms(NamedTuple):
@@ -18,10 +18,41 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
-def unpacked(packed: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
-    """Queries [T, Hq, D], keys and values [T, Hkv, D] of one projection [T, (Hq + 2 Hkv) * D], as views."""
-    parts = packed.unflatten(1, (heads + 2 * kv_heads, -1))
-    return parts.split([heads, kv_heads, kv_heads], dim=1)
+class PreparedRope(NamedTuple):
+    """What the calls of a prepared step must be like."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+    layers: int
+
+    @property
+    def turned(self) -> tuple[int, int, int]:
+        """The shape of turned queries, [T, Hq, D]."""
+        return self.tokens, self.heads, self.dim
+
+    def check(self, layer: int, packed: torch.Tensor, norms: HeadNorms | None) -> None:
+        """Check a call.
+
+        Raises:
+            IndexError: the pool has no such layer.
+            ValueError: `packed` or `norms` is another than what was prepared for.
+        """
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"layer {layer}, the pool has {self.layers}")
+        shape = self.tokens, (self.heads + 2 * self.kv_heads) * self.dim
+        alike = packed.dtype is self.dtype and packed.device == self.device
+        if packed.shape != shape or not alike or not packed.is_contiguous():
+            raise ValueError(
+                f"packed is {list(packed.shape)} of {packed.dtype} on {packed.device} with strides "
+                f"{list(packed.stride())}, wanted {list(shape)} of {self.dtype} on {self.device}, contiguous"
+            )
+        if norms is not None:
+            _check_like("norms.q", norms.q, (self.dim,), "packed", packed)
+            _check_like("norms.k", norms.k, (self.dim,), "packed", packed)
 
 
 def check_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
@@ -53,79 +84,58 @@ def check_gated(gate_up: torch.Tensor) -> None:
 
 
 def check_rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    planes: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
     slots: torch.Tensor,
-    norms: HeadNorms | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> None:
-    """Check a `rope_write`: ranks, shapes, dtypes, devices and strides, no value.
+    *,
+    heads: int,
+    dtype: torch.dtype,
+) -> PreparedRope:
+    """Check what a step is prepared of: ranks, shapes, dtypes, devices and strides, no value.
 
     Raises:
         ValueError: one does not fit.
     """
-    for name, tensor, axes in (("q", q, 3), ("k_pool", k_pool, 4), ("v_pool", v_pool, 4), ("slots", slots, 1)):
-        check_rank(name, tensor, axes)
-    check_dtype("q", q, QUERY_DTYPES)
-    check_dtype("k_pool", k_pool, POOL_DTYPES)
-    tokens, heads, dim = q.shape
-    kv_heads = k_pool.shape[1]
+    check_rank("planes", planes, 5)
+    check_dtype("planes", planes, POOL_DTYPES)
+    count, _, kv_heads, _, dim = planes.shape
+    if count % 2:
+        raise ValueError(f"planes has {count} of them, which are not keys and values of layers")
     if dim % 2:
-        raise ValueError(f"q has heads of {dim} elements, which do not make two halves")
+        raise ValueError(f"planes has heads of {dim} elements, which do not make two halves")
     if not kv_heads or heads % kv_heads:
-        raise ValueError(f"q has {heads} heads, no multiple of k_pool's {kv_heads}")
-    _check_like("k", k, (tokens, kv_heads, dim), "q", q)
-    _check_like("v", v, (tokens, kv_heads, dim), "q", q)
-    if norms is not None:
-        _check_like("norms.q", norms.q, (dim,), "q", q)
-        _check_like("norms.k", norms.k, (dim,), "q", q)
-    _check_angles(cos, sin, positions, tokens, dim)
-    if slots.shape[0] != tokens:
-        raise ValueError(f"slots has {slots.shape[0]} entries, wanted {tokens}, the rows of q")
-    check_write(k_pool, v_pool, k, v, slots)
-    check_scales(k_pool, k_scale=k_scale, v_scale=v_scale)
-    for name, tensor in (("cos", cos), ("positions", positions), ("k_pool", k_pool)):
-        if tensor.device != q.device:
-            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}")
-    rows = {"q": q, "k_pool": k_pool, "v_pool": v_pool, "slots": slots, "k_scale": k_scale, "v_scale": v_scale}
-    for name, tensor in rows.items():
-        if tensor is not None:
-            check_last_axis(name, tensor)
+        raise ValueError(f"heads is {heads}, no multiple of the planes' {kv_heads}")
+    if dtype not in QUERY_DTYPES:
+        raise ValueError(f"dtype is {dtype}, wanted {' or '.join(map(str, QUERY_DTYPES))}")
+    _check_rows("slots", slots)
+    _check_rows("positions", positions)
+    if positions.shape != slots.shape:
+        raise ValueError(f"positions has {len(positions)} entries, slots {len(slots)}")
+    _check_angles(cos, sin, dim)
+    for name, tensor in (("cos", cos), ("positions", positions), ("slots", slots)):
+        if tensor.device != planes.device:
+            raise ValueError(f"{name} is on {tensor.device}, planes on {planes.device}")
+    check_last_axis("planes", planes)
+    return PreparedRope(len(slots), heads, kv_heads, dim, dtype, planes.device, layers=count // 2)
 
 
-def check_packed(packed: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Check a projection of queries, keys and values, [T, (Hq + 2 Hkv) * D].
-
-    Raises:
-        ValueError: it is another than what was prepared for.
-    """
-    if packed.dtype is not dtype or packed.shape != shape or not packed.is_contiguous():
-        raise ValueError(
-            f"packed is {list(packed.shape)} of {packed.dtype} with strides {list(packed.stride())}, "
-            f"wanted {list(shape)} of {dtype}, contiguous"
-        )
+def _check_rows(name: str, tensor: torch.Tensor) -> None:
+    """Check what has a number for each token, int64 [T]."""
+    check_rank(name, tensor, 1)
+    check_dtype(name, tensor, (torch.int64,))
+    check_last_axis(name, tensor)
 
 
-def _check_angles(cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, tokens: int, dim: int) -> None:
-    """Check cos and sin [P, D], and positions [T]."""
+def _check_angles(cos: torch.Tensor, sin: torch.Tensor, dim: int) -> None:
+    """Check cos and sin, [P, D]."""
     check_rank("cos", cos, 2)
     check_dtype("cos", cos, (torch.float32,))
     check_last_axis("cos", cos)
     if cos.shape[1] != dim:
         raise ValueError(f"cos has rows of {cos.shape[1]}, wanted {dim}, the elements of a head")
     _check_like("sin", sin, cos.shape, "cos", cos)
-    check_rank("positions", positions, 1)
-    check_dtype("positions", positions, (torch.int64,))
-    check_last_axis("positions", positions)
-    if positions.shape[0] != tokens:
-        raise ValueError(f"positions has {positions.shape[0]} entries, wanted {tokens}, the rows of q")
 
 
 def check_places(positions: torch.Tensor, slots: torch.Tensor, *, table_positions: int, num_slots: int) -> None:

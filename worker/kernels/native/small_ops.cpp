@@ -77,17 +77,15 @@ struct Norm {
 
 struct Rope {
   // What changes from layer to layer comes first: the rest is filled once a step.
-  const void *q, *k, *v;          // [T, Hq, D], [T, Hkv, D]
-  void* out;                      // [T, Hq, D], contiguous
-  void *k_pool, *v_pool;          // [N, Hkv, S, D]
-  const void *q_norm, *k_norm;    // [D], or null
-  float eps;                      // of the norms
-  const float *cos, *sin;             // [P, D]
-  const int64_t *positions, *slots;   // [T]
-  const float *k_scale, *v_scale;     // [Hkv], or null
+  const void* packed;                // [T, Hq + 2 Hkv, D], contiguous: queries, keys and values
+  void* out;                         // [T, Hq, D], contiguous
+  void *k_pool, *v_pool;             // [N, Hkv, S, D], of the same strides
+  const void *q_norm, *k_norm;       // [D], or null
+  float eps;                         // of the norms
+  const float *cos, *sin;            // [P, D]
+  const int64_t *positions, *slots;  // [T]
   Parallel parallel;
-  int64_t q_strides[2], k_strides[2], v_strides[2];  // token, head
-  int64_t k_pool_strides[3], v_pool_strides[3];      // block, head, slot
+  int64_t pool_strides[3];  // block, head, slot
   int64_t cos_stride, sin_stride;
   int64_t table_positions, pool_slots;
   int32_t tokens, heads, kv_heads, dim, block_size, is_bfloat16, kv_type, threads;
@@ -129,10 +127,6 @@ void normalise(const Norm& a) {
   });
 }
 
-// A float8 pool holds a head's keys and values divided by the head's scale; 1 where there is none.
-inline float scale_of(const float* scales, int head) { return scales ? scales[head] : 1.0f; }
-inline Floats divided(Floats x, float scale) { return scale == 1.0f ? x : x / scale; }
-
 // The angles of one token, [D] each.
 struct Angles {
   const float *cos, *sin;
@@ -140,51 +134,46 @@ struct Angles {
 
 // The second half of a head turns against the first, as in transformers' Llama. `head(i, count)` gives its elements.
 template <typename Head, typename To>
-inline void rotate(const Head& head, Angles angles, int dim, float scale, To* to) {
+inline void rotate(const Head& head, Angles angles, int dim, To* to) {
   const int half = dim / 2;
   for_vectors(half, [&](int i, auto n) {
     const int j = half + i;
     const Floats a = head(i, n), b = head(j, n);
-    store(to + i, divided(a * load(angles.cos + i, n) - b * load(angles.sin + i, n), scale), n);
-    store(to + j, divided(b * load(angles.cos + j, n) + a * load(angles.sin + j, n), scale), n);
+    store(to + i, a * load(angles.cos + i, n) - b * load(angles.sin + i, n), n);
+    store(to + j, b * load(angles.cos + j, n) + a * load(angles.sin + j, n), n);
   });
 }
 
 // Rotates a head x [D], normed first where there is a weight.
 template <typename X, typename To>
-inline void turn(const X* x, const void* weight, float eps, Angles angles, int dim, float scale, To* to) {
+inline void turn(const X* x, const void* weight, float eps, Angles angles, int dim, To* to) {
   if (weight == nullptr) {
-    rotate([&](int i, auto n) { return load(x + i, n); }, angles, dim, scale, to);
+    rotate([&](int i, auto n) { return load(x + i, n); }, angles, dim, to);
     return;
   }
   const float factor = norm_factor(x, dim, eps);
   const X* weights = static_cast<const X*>(weight);
-  rotate([&](int i, auto n) { return load(x + i, n) * factor * load(weights + i, n); }, angles, dim, scale, to);
+  rotate([&](int i, auto n) { return load(x + i, n) * factor * load(weights + i, n); }, angles, dim, to);
 }
 
 template <typename X, typename KV>
 void rope_and_write(const Rope& a) {
-  const auto head_of = [](const void* data, const int64_t* strides, int64_t token, int64_t head) {
-    return static_cast<const X*>(data) + token * strides[0] + head * strides[1];
-  };
-  const auto slot_of = [&](void* data, const int64_t* strides, int64_t slot, int64_t head) {
-    const int64_t block = slot / a.block_size, offset = slot % a.block_size;
-    return static_cast<KV*>(data) + block * strides[0] + head * strides[1] + offset * strides[2];
-  };
-  for_rows({a.parallel, a.threads}, a.tokens, (a.heads + 2 * a.kv_heads) * a.dim, [&](int token) {
+  const int row = (a.heads + 2 * a.kv_heads) * a.dim;
+  for_rows({a.parallel, a.threads}, a.tokens, row, [&](int token) {
     const int64_t position = a.positions[token];
     const Angles angles = {a.cos + position * a.cos_stride, a.sin + position * a.sin_stride};
+    const X* q = static_cast<const X*>(a.packed) + static_cast<int64_t>(token) * row;
+    const X* k = q + a.heads * a.dim;
+    const X* v = k + a.kv_heads * a.dim;
     X* out = static_cast<X*>(a.out) + static_cast<int64_t>(token) * a.heads * a.dim;
-    for (int h = 0; h < a.heads; h++) {
-      turn(head_of(a.q, a.q_strides, token, h), a.q_norm, a.eps, angles, a.dim, 1.0f, out + h * a.dim);
-    }
+    const int64_t block = a.slots[token] / a.block_size, offset = a.slots[token] % a.block_size;
+    const int64_t place = block * a.pool_strides[0] + offset * a.pool_strides[2];
+    for (int at = 0; at < a.heads * a.dim; at += a.dim) turn(q + at, a.q_norm, a.eps, angles, a.dim, out + at);
     for (int h = 0; h < a.kv_heads; h++) {
-      KV* key = slot_of(a.k_pool, a.k_pool_strides, a.slots[token], h);
-      turn(head_of(a.k, a.k_strides, token, h), a.k_norm, a.eps, angles, a.dim, scale_of(a.k_scale, h), key);
-      const X* value = head_of(a.v, a.v_strides, token, h);
-      KV* to = slot_of(a.v_pool, a.v_pool_strides, a.slots[token], h);
-      const float scale = scale_of(a.v_scale, h);
-      for_vectors(a.dim, [&](int i, auto n) { store(to + i, divided(load(value + i, n), scale), n); });
+      KV* key = static_cast<KV*>(a.k_pool) + place + h * a.pool_strides[1];
+      KV* value = static_cast<KV*>(a.v_pool) + place + h * a.pool_strides[1];
+      turn(k + h * a.dim, a.k_norm, a.eps, angles, a.dim, key);
+      for_vectors(a.dim, [&](int i, auto n) { store(value + i, load(v + h * a.dim + i, n), n); });
     }
   });
 }
