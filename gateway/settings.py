@@ -3,7 +3,7 @@
 from pydantic import Field, SecretStr
 
 from gateway.core.interval import MAX_INTERVAL
-from octavo.models import DEFAULT
+from octavo.models import DEFAULT, FORMS
 from octavo.settings import (
     REDIS_FORMS,
     Address,
@@ -38,8 +38,8 @@ class GatewaySettings(ServiceSettings, ModelsSettings):
     )
     model: Names = Field(
         default=(DEFAULT,),
-        description=f"{DEFAULT}, a folder, a GGUF file, or a hub id: whose tokenizer to use; of several, separated by "
-        "commas, each is served by the workers that have it",
+        description=f"{FORMS}: whose tokenizer to use; of several, separated by commas, each is served by the workers "
+        "that have it",
     )
     tenants_file: Folder | None = Field(
         default=None, description="who may ask, by their API keys (octavo.tenants); unset: anybody"

@@ -182,8 +182,8 @@ def _up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default=_default_model(),
-        help="smollm2, hub id, folder or GGUF file (default %(default)s); of several, separated by commas, the workers "
-        "take one each, in turns",
+        help="smollm2, hub id, folder or GGUF file (default %(default)s), +FOLDER of a LoRA adapter behind it, NAME= "
+        "before it; of several, separated by commas, the workers take one each, in turns",
     )
     parser.add_argument(
         "--kv-memory", metavar="SIZE", help="of each worker's pool (default 512MiB; on a GPU what it has left)"

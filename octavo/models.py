@@ -4,29 +4,60 @@ A model is called by one of four names: `smollm2`, the embedded default; a folde
 or a folder that holds one; or a hub id, `org/name`. What must be downloaded or converted first lies in the models
 folder, put there by `octavo model fetch`.
 A folder holds `config.json`, `tokenizer.json` and weights in safetensors: pickled weights are never read.
+
+A LoRA adapter is named behind its model, `smollm2+~/adapters/pirate`: a folder as peft saves it, with
+`adapter_config.json` and `adapter_model.safetensors`. Clients ask for it by the folder's name, or by the one that
+stands before all, `pirate=smollm2+~/adapters/v2`. Models without an adapter may be given a name as well.
 """
 
 import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import dataclass, replace
+from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard, cast
+from typing import Any, BinaryIO, NamedTuple, TypeGuard, cast
 
 from octavo.hashing import digest_of
 
 DEFAULT = "smollm2"
 """SmolLM2-135M-Instruct."""
 
+FORMS = f"{DEFAULT}, a folder, a GGUF file, or a hub id; +FOLDER behind it adds a LoRA adapter, NAME= before it a name"
+"""In a setting's description."""
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""What peft calls the files of an adapter's folder."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAMED = re.compile(r"([A-Za-z0-9][\w./-]*)=(.+)")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 _PAGE_BYTES = 4096
 _PAGES_PER_TENSOR = 4
 _MAX_HEADER_BYTES = 100 << 20
 _TOKEN_IDS = 1 << 32
 """Token ids travel as u32."""
+
+
+class ModelName(NamedTuple):
+    """What an operator writes, `[NAME=]BASE[+ADAPTER]`, in its parts."""
+
+    name: str | None
+    """What clients shall ask for; None: as the files are called."""
+    base: str
+    """The model by itself."""
+    adapter: str | None
+    """The folder of its adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter that lies ready."""
+
+    path: Path
+    digest: bytes
+    """32 bytes, of its config and of all its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +75,41 @@ class ModelFolder:
     tokenizer_digest: bytes
     """sha256 of tokenizer.json."""
     model_digest: bytes
-    """32 bytes that differ between models, a finetune of the same shape included."""
+    """32 bytes that differ between models, a finetune of the same shape included; those of the base with an adapter."""
+    adapter: Adapter | None = None
+    """To be merged into the weights."""
 
 
 def find(model: str, models_dir: Path) -> ModelFolder:
-    """The model's folder, read and described.
+    """The model's folder and its adapter's, read and described.
 
     Raises:
         ValueError: `model` is no name of a model, or a file in its folder cannot be understood.
-        FileNotFoundError: the model, or a file of it, is not there; the message says which command fetches it.
+        FileNotFoundError: the model, its adapter, or a file of them, is not there; the message says which command
+            fetches a model.
     """
-    path = location(model, models_dir)
+    name, base, folder = parts_of(model)
+    path = location(base, models_dir)
     if not path.is_dir():
-        raise FileNotFoundError(f"model {model!r} is not in {path.parent}: run `octavo model fetch {model}`")
-    return describe(_display_name(model), path)
+        raise FileNotFoundError(f"model {base!r} is not in {path.parent}: run `octavo model fetch {base}`")
+    if (path / ADAPTER_CONFIG).exists() and not (path / "config.json").exists():
+        raise ValueError(f"{path} is an adapter: name it behind its model, as {DEFAULT}+{path}")
+    if folder is None:
+        return describe(name or _display_name(base), path)
+    if not folder:
+        raise ValueError(f"{model!r} names no adapter behind its +")
+    adapter = _adapter(Path(folder).expanduser().resolve())
+    return replace(describe(name or adapter.path.name, path), adapter=adapter)
+
+
+def parts_of(model: str) -> ModelName:
+    """The parts of what an operator writes. A path that is there is no other name, whatever signs are in it."""
+    named = None if Path(model).expanduser().exists() else _NAMED.fullmatch(model)
+    name, rest = named.groups() if named else (None, model)
+    if Path(rest).expanduser().exists():
+        return ModelName(name, rest, None)
+    base, plus, adapter = rest.partition("+")
+    return ModelName(name, base, adapter if plus else None)
 
 
 def describe(name: str, path: Path) -> ModelFolder:
@@ -229,6 +281,15 @@ def _pages(content: BinaryIO, begin: int, length: int) -> Iterator[bytes]:
     for page in range(_PAGES_PER_TENSOR):
         content.seek(begin + page * (length - _PAGE_BYTES) // (_PAGES_PER_TENSOR - 1))
         yield content.read(_PAGE_BYTES)
+
+
+def _adapter(folder: Path) -> Adapter:
+    """An adapter's config and weights are small, so all of them are read: two versions differ in no other way."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"adapter {folder} is no folder")
+    config, weights = _present(folder / ADAPTER_CONFIG), _present(folder / ADAPTER_WEIGHTS)
+    with weights.open("rb") as content:
+        return Adapter(path=folder, digest=digest_of(config.read_bytes(), file_digest(content, "sha256").digest()))
 
 
 def _file_tag(file: Path) -> str:

@@ -268,6 +268,7 @@ def _pool_spec(folder: ModelFolder, loaded: LoadedModel, pool: KVPool) -> PoolSp
         num_blocks=pool.num_blocks,
         max_model_tokens=folder.max_model_tokens,
         vocab_size=folder.vocab_size,
+        adapter_digest=folder.adapter.digest if folder.adapter else b"",
         block_bytes=pool.shape.bytes_per_block,
     )
 

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import ByteSize, Field, model_validator
 
-from octavo.models import DEFAULT
+from octavo.models import DEFAULT, FORMS
 from octavo.settings import Addresses, ModelsSettings, ServiceSettings
 
 
@@ -19,7 +19,7 @@ class WorkerSettings(ServiceSettings, ModelsSettings):
     worker_id: str | None = Field(
         default=None, max_length=128, description="what the fleet calls this worker; unset: drawn at random"
     )
-    model: str = Field(default=DEFAULT, description=f"{DEFAULT}, a folder, a GGUF file, or a hub id")
+    model: str = Field(default=DEFAULT, description=FORMS)
     model_road: Literal["auto", "fast", "generic"] = Field(
         default="auto",
         description="fast: our own layers, for models of the Llama family; generic: transformers' own; auto: the fast "

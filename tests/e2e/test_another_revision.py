@@ -1,63 +1,102 @@
-"""Other weights under a name that is known: nothing that the old ones have computed is taken for theirs."""
+"""Other weights or other words under a name that is known: nothing that the old ones computed is taken for theirs."""
 
+import json
 import shutil
-from dataclasses import replace
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from deploy.local import Cluster
+from deploy.process import Process
 from gateway.client import AsyncClient
 from gateway.core.request import Generation, TokenPrompt
 from octavo import models
-from octavo.errors import InvalidRequest
-from octavo.service import open_channel
-from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
+from tests.support.adapters import save_adapter
 from tests.support.cluster import BLOCK
-from tests.support.manager_service import WorkerStandIn
 from tests.support.oracle import solo_greedy
 from tests.support.tiny_model import save_tiny_llama
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROMPT = tuple(range(10, 10 + 5 * BLOCK + 3))
+FULL = 5 * BLOCK
 OUTPUT = 8
 PATIENCE_SECONDS = 120.0
 
 
-async def answer(client: AsyncClient) -> tuple[int, int, list[int]]:
+@asynccontextmanager
+async def serving(*models: str) -> AsyncGenerator[tuple[Cluster, AsyncClient]]:
+    """A cluster of two workers that take the models in turns, no two processes with the same seed for hashes."""
+    settings = {"MODEL": ",".join(models), "DTYPE": "float32", "DEVICE": "cpu", "THREADS": "1", "KV_MEMORY": "4MiB"}
+    env = {f"OCTAVO_{name}": value for name, value in (settings | {"LOOKUP_SECONDS": "1"}).items()}
+    cluster = Cluster(workers=2, env=env, grace_seconds=1)
+    for seed, process in enumerate(cluster.processes):
+        process.env["PYTHONHASHSEED"] = str(seed)
+    async with cluster, AsyncClient(cluster.address) as client:
+        yield cluster, client
+
+
+async def answer(client: AsyncClient, model: str) -> tuple[int, int, list[int]]:
     """What was foretold to be there, what was there, and what was said."""
-    request = Generation(prompt=TokenPrompt(PROMPT), max_tokens=OUTPUT, ignore_eos=True)
+    request = Generation(model=model, prompt=TokenPrompt(PROMPT), max_tokens=OUTPUT, ignore_eos=True)
     told = await client.complete(request, timeout_seconds=PATIENCE_SECONDS)
     return told.usage.predicted_cached_tokens, told.usage.cached_tokens, list(told.samples[0].token_ids)
 
 
-async def test_weights_that_are_loaded_anew_under_their_name_find_nothing_of_the_old_ones(tmp_path: Path) -> None:
-    """S8 and S12 with processes: the model is saved again where it was, with another adapter merged into it. Beside a
-    worker that has the first weights nobody may serve the second ones as the same model; started again, it serves them.
-    """
-    first, second = (save_tiny_llama(tmp_path / str(seed), seed) for seed in (1, 2))
-    served = shutil.copytree(first, tmp_path / "merged")
-    settings = {"MODEL": str(served), "DTYPE": "float32", "DEVICE": "cpu", "THREADS": "1", "KV_MEMORY": "4MiB"}
-    env = {f"OCTAVO_{name}": value for name, value in (settings | {"LOOKUP_SECONDS": "1"}).items()}
-    async with Cluster(workers=1, env=env, grace_seconds=1) as cluster, AsyncClient(cluster.address) as client:
-        [worker] = cluster.workers
-        old = solo_greedy(first, PROMPT, OUTPUT)
-        assert await answer(client) == (0, 0, old)
-        assert await answer(client) == (5 * BLOCK, 5 * BLOCK, old)
+async def refusal_of_another_worker(beside: Process, model: str) -> str:
+    """Start one more worker, with everything else as `beside` has it: it ends, and its last words are returned."""
+    env = {**beside.env, "OCTAVO_WORKER_ID": "another", "OCTAVO_MODEL": model, "PYTHONHASHSEED": "99"}
+    another = Process("another", lambda _: [sys.executable, "-P", "-m", "worker"], env=env, served_port=lambda _: None)
+    await another.start()
+    try:
+        assert await another.exited() == 1
+    finally:
+        await another.kill()
+    [last_words] = another.events("cannot_serve")
+    return last_words["reason"]
 
-        served.rename(tmp_path / "replaced")  # the worker may still read it
-        shutil.copytree(second, served)
-        [known] = (await client.fleet()).workers
-        digest = models.find(str(served), tmp_path).model_digest
-        async with open_channel(cluster.manager.address) as channel:
-            another = WorkerStandIn(CacheManagerStub(channel), "another")
-            with pytest.raises(InvalidRequest, match=f"{digest.hex()}, worker worker-0 serves merged with"):
-                await another.register(replace(known.pool, model_digest=digest))
 
-        await worker.kill()
-        await cluster.restart(worker)
-        new = solo_greedy(second, PROMPT, OUTPUT)
-        assert new != old
-        assert await answer(client) == (0, 0, new)
-        assert await answer(client) == (5 * BLOCK, 5 * BLOCK, new)
+async def test_an_adapter_that_is_loaded_anew_under_its_name_finds_nothing_of_the_old_one(tmp_path: Path) -> None:
+    """S8: beside a worker of the base model, which shares nothing with either version, and goes on."""
+    base = save_tiny_llama(tmp_path / "base")
+    first, second = (save_adapter(tmp_path / f"v{seed}", base, seed, size=0.2) for seed in (1, 2))
+    texts = [solo_greedy(base, PROMPT, OUTPUT, adapter=adapter) for adapter in (None, first, second)]
+    assert len(set(map(tuple, texts))) == 3
+    plain, old, new = texts
+    async with serving(str(base), f"a={base}+{first}") as (cluster, client):
+        assert await answer(client, "a") == (0, 0, old)
+        assert await answer(client, "a") == (FULL, FULL, old)
+        assert await answer(client, "base") == (0, 0, plain)
+
+        of_a = cluster.workers[1]
+        await of_a.kill()
+        of_a.env["OCTAVO_MODEL"] = f"a={base}+{second}"
+        await cluster.restart(of_a)
+        assert await answer(client, "a") == (0, 0, new)
+        assert await answer(client, "a") == (FULL, FULL, new)
+        assert await answer(client, "base") == (FULL, FULL, plain)
+
+
+async def test_a_second_worker_with_another_tokenizer_is_refused_with_the_reason_and_other_hash_seeds_are_not(
+    tmp_path: Path,
+) -> None:
+    """S12."""
+    model = save_tiny_llama(tmp_path / "tiny")
+    revised = shutil.copytree(model, tmp_path / "revised" / "tiny")
+    words = json.loads((revised / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    (revised / "tokenizer.json").write_text(json.dumps(words))
+    text = solo_greedy(model, PROMPT, OUTPUT)
+    async with serving(str(model)) as (cluster, client):
+        assert await answer(client, "tiny") == (0, 0, text)
+        reason = await refusal_of_another_worker(cluster.workers[0], str(revised))
+        here, there = (models.find(str(folder), tmp_path).tokenizer_digest.hex() for folder in (revised, model))
+        assert reason in {
+            f"pool.tokenizer_digest: {here}, worker {worker} serves tiny with {there}"
+            for worker in ("worker-0", "worker-1")
+        }
+        assert await answer(client, "tiny") == (FULL, FULL, text)

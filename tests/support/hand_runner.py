@@ -65,6 +65,7 @@ class HandRunner:
         num_blocks: int = 300,
         dtype: torch.dtype = torch.float32,
         *,
+        adapter: Path | None = None,
         kv_dtype: torch.dtype | None = None,
         road: Road = "auto",
         shares_prefixes: bool = False,
@@ -74,7 +75,7 @@ class HandRunner:
         longest: int = 20 * BLOCK_SIZE,
     ) -> None:
         """`capture`: run decodes from graphs, of up to `most_decodes` sequences of up to `longest` positions."""
-        described = models.find(str(folder), folder.parent)
+        described = models.find(f"{folder}+{adapter}" if adapter else str(folder), folder.parent)
         loaded = load(
             described, dtype=dtype, kv_dtype=kv_dtype, device=device, block_size=BLOCK_SIZE, attend=attend, road=road
         )

@@ -8,24 +8,34 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.support.adapters import run_beside
+
 
 def solo_greedy(
-    folder: Path, prompt: Sequence[int], count: int, stop: Collection[int] = (), **generation: Any
+    folder: Path,
+    prompt: Sequence[int],
+    count: int,
+    stop: Collection[int] = (),
+    *,
+    adapter: Path | None = None,
+    **generation: Any,
 ) -> list[int]:
     """The `count` tokens that follow `prompt`, greedily, in float32; fewer if one of `stop` comes (it is the last).
 
-    `generation` are further arguments of transformers' `generate`, by name and plain value; `bias` is a tuple of
-    (token, what is added to its logit).
+    `adapter` is the folder of one that runs beside the model's weights. `generation` are further arguments of
+    transformers' `generate`, by name and plain value; `bias` is a tuple of (token, what is added to its logit).
     """
-    tokens = _generated(folder, tuple(prompt), count, **generation)
+    tokens = _generated(folder, adapter, tuple(prompt), count, **generation)
     ends = [at for at, token in enumerate(tokens) if token in stop]
     return list(tokens[: ends[0] + 1] if ends else tokens)
 
 
 @lru_cache(maxsize=256)
-def _generated(folder: Path, prompt: tuple[int, ...], count: int, **generation: Any) -> tuple[int, ...]:
+def _generated(
+    folder: Path, adapter: Path | None, prompt: tuple[int, ...], count: int, **generation: Any
+) -> tuple[int, ...]:
     ids = torch.tensor([prompt])
-    generate: Any = _model(folder).generate
+    generate: Any = _model(folder, adapter).generate
     if bias := generation.pop("bias", None):
         generation["sequence_bias"] = [[[token], value] for token, value in bias]
     out = generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **generation)
@@ -59,7 +69,9 @@ def log_softmax(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4)
-def _model(folder: Path) -> PreTrainedModel:
+def _model(folder: Path, adapter: Path | None = None) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
     model.generation_config.eos_token_id = None  # `stop` ends a text here
+    if adapter is not None:
+        run_beside(model, adapter)
     return model

@@ -48,18 +48,19 @@ class Progressing(Protocol):
 def fetch(model: str, models_dir: Path) -> Path:
     """The model's folder, fetched if it is not there: a second call is instant.
 
-    `model` is the embedded default, a folder in Hugging Face layout, a GGUF file or its folder, or a hub id.
+    `model` is named as `octavo.models` says; an adapter behind it must be there already.
 
     Raises:
         ValueError: `model` is no name of a model, or what was fetched is not what was promised.
         FileNotFoundError: what was fetched lacks a file.
         OSError: the download failed.
     """
-    path = models.location(model, models_dir)
+    base = models.parts_of(model).base
+    path = models.location(base, models_dir)
     if not path.is_dir():
         with _locked(path), _progress() as progress:
             if not path.is_dir():
-                _build(model, path, progress)
+                _build(base, path, progress)
     return models.find(model, models_dir).path
 
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from octavo.models import ModelFolder, weight_files
 from worker.kernels import Attend, choose, native_build, small_ops
 from worker.kv_pool import PoolShape
-from worker.model import linear, llama_weights
+from worker.model import linear, llama_weights, lora
 from worker.model.batch import Forward
 from worker.model.generic import ATTENTION, GenericModel, UnsupportedModel, longest_text, probe
 from worker.model.llama import LlamaModel
@@ -88,16 +88,19 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
 ) -> LoadedModel:
     """The model of a folder, with our attention in it: `attend`, or by default the fastest there is here.
 
+    Its adapter is merged into the weights, so that both roads run it at no cost.
+
     Its pool is of `kv_dtype`, by default of `dtype`. `deterministic` gives a sequence the same bits in any company, as
     the fast road alone can.
 
     Raises:
         UnsupportedModel: the model needs what our attention cannot do, or what the road that is asked for cannot; said
             before its weights are read where its config tells.
-        ValueError: the folder cannot be read, or lacks a weight.
+        ValueError: the folder cannot be read, or lacks a weight; its adapter is none that can be merged.
         FileNotFoundError: a weight file is missing.
     """
     weight_files(folder.path)
+    adapter = None if folder.adapter is None else lora.read(folder.adapter.path)
     with _reading(folder):
         config = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     if (reason := refusal(config)) is not None:
@@ -117,6 +120,8 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
         dtype=kv_dtype or dtype,
     )
     model = _load_weights(folder, dtype, device)
+    if adapter is not None:
+        adapter.merge_into(model)
     windows = _windows(text)
     options = probe(model, shape, windows)
     attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim, options=options)

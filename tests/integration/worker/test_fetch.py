@@ -14,7 +14,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from octavo import models
 from tests.support import tiny_model
+from tests.support.adapters import save_adapter
 from tests.support.families import WINDOW, config
+from tests.support.hand_runner import HandRunner, Stream
 from tests.support.oracle import solo_greedy
 from worker.model.fetch import fetch
 
@@ -110,6 +112,14 @@ def test_a_converted_gguf_model_says_what_its_original_says(original: Path, quan
     found = models.find(str(quantised), tmp_path)
     assert (found.name, found.path) == ("tiny", folder)
     assert (found.vocab_size, found.max_model_tokens, found.eos_token_ids) == (260, tiny_model.MAX_TOKENS, (2,))
+
+
+def test_an_adapter_fits_the_gguf_file_of_its_model(original: Path, quantised: Path, tmp_path: Path) -> None:
+    """Numbers are whole again before anything is added to them, and rows are in the order that the adapter knows."""
+    adapter = save_adapter(tmp_path / "adapter", original, size=0.2)
+    folder = fetch(f"{quantised}+{adapter}", tmp_path / "models")
+    (drawn,) = HandRunner(folder, adapter=adapter).run(Stream(PROMPT, 16))
+    assert drawn == solo_greedy(original, PROMPT, 16, adapter=adapter) != solo_greedy(original, PROMPT, 16)
 
 
 @pytest.mark.parametrize("architecture", OTHERS, ids=lambda architecture: architecture.name)

@@ -212,3 +212,81 @@ def test_a_gguf_folder_is_converted_first_and_its_replacement_again(tmp_path: Pa
     (source / "q8.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="holds 2 GGUF files: name the one that is wanted"):
         models.location(str(source), converted)
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [
+        ("smollm2", (None, "smollm2", None)),
+        ("org/name", (None, "org/name", None)),
+        ("pirate=org/name", ("pirate", "org/name", None)),
+        ("smollm2+~/adapters/pirate", (None, "smollm2", "~/adapters/pirate")),
+        ("crew/pirate-2.0=/models/llama+/adapters/a=b+c", ("crew/pirate-2.0", "/models/llama", "/adapters/a=b+c")),
+        ("/runs/lr=3/model", (None, "/runs/lr=3/model", None)),
+        ("smollm2+", (None, "smollm2", "")),
+        ("=smollm2", (None, "=smollm2", None)),
+    ],
+)
+def test_a_model_is_named_with_its_adapter_behind_it_and_its_name_before_it(
+    written: str, parts: tuple[str | None, ...]
+) -> None:
+    assert models.parts_of(written) == parts
+
+
+def test_a_path_that_is_there_is_a_model_by_itself_whatever_signs_are_in_it(tmp_path: Path) -> None:
+    folder = str(words.save_model(tmp_path / "lr=3+1"))
+    assert models.parts_of(folder) == (None, folder, None)
+    assert models.parts_of(f"name={folder}") == ("name", folder, None)
+    assert (models.find(folder, tmp_path).name, models.find(f"name={folder}", tmp_path).name) == ("lr=3+1", "name")
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    adapter = tmp_path / "pirate"
+    adapter.mkdir()
+    edit(adapter / "adapter_config.json", peft_type="LORA")
+    write_weights(adapter / "adapter_model.safetensors", a=bytes(1_000_000))
+    return adapter
+
+
+def test_an_adapter_has_a_digest_of_all_its_bytes_beside_that_of_its_model(folder: Path, adapter: Path) -> None:
+    """S8: one number in the middle is another adapter; its name and place are nothing."""
+    digests: list[bytes] = []
+
+    def look(at: Path) -> None:
+        found = models.find(f"{folder}+{at}", folder.parent)
+        assert (found.name, found.path, found.model_digest) == (at.name, folder, digest(folder))
+        assert found.adapter is not None
+        assert found.adapter.path == at
+        digests.append(found.adapter.digest)
+
+    look(adapter)
+    look(shutil.copytree(adapter, adapter.with_name("copy")))
+    assert digests[0] == digests[1]
+    write_weights(adapter / "adapter_model.safetensors", a=bytes(500_000) + b"\1" + bytes(499_999))
+    look(adapter)
+    edit(adapter / "adapter_config.json", lora_alpha=3)
+    look(adapter)
+    assert len(set(digests)) == 3
+    assert models.find(f"a={folder}+{adapter}", folder.parent).name == "a"
+    assert models.find(str(folder), folder.parent).adapter is None
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_that_lacks_a_file_is_refused_with_its_name(folder: Path, adapter: Path, missing: str) -> None:
+    (adapter / missing).unlink()
+    (adapter / "adapter_model.bin").write_bytes(b"pickled")
+    with pytest.raises(FileNotFoundError, match=f"{adapter} lacks {missing}"):
+        models.find(f"{folder}+{adapter}", folder.parent)
+
+
+def test_an_adapter_without_its_model_and_a_model_without_its_adapter_are_refused(folder: Path, adapter: Path) -> None:
+    with pytest.raises(ValueError, match=rf"{adapter} is an adapter: name it behind its model, as smollm2\+{adapter}"):
+        models.find(str(adapter), folder.parent)
+    with pytest.raises(ValueError, match=rf"'{folder}\+' names no adapter behind its \+"):
+        models.find(f"{folder}+", folder.parent)
+
+
+def test_an_adapter_that_is_no_folder_is_refused_by_its_path(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"adapter {tmp_path / 'nowhere'} is no folder"):
+        models.find(f"{folder}+{tmp_path / 'nowhere'}", tmp_path)
