@@ -164,7 +164,7 @@ async def test_whatever_strikes_a_request_at_any_await_nothing_is_reserved_after
 async def test_what_cannot_be_sent_is_not_counted_where_it_would_have_gone(fleet: FakeFleet, front: Gateway) -> None:
     """No door lets such a number in; were there one that did, its requests would weigh on a worker for ever."""
     with pytest.raises(ValueError, match="range"):
-        await hear(front, Generation(prompt=TokenPrompt(PROMPT), min_tokens=1 << 40))
+        await hear(front, Generation(prompt=TokenPrompt(PROMPT), seed=1 << 70))
     await until_at_rest(front, fleet)
     await one(front)
 
