@@ -130,7 +130,7 @@ class _Step:
         self._pool = pool
         self._attend = attend
         self._prepared: dict[object, AttendStep] = {}
-        """By what layers have in common."""
+        """By what layers have in common; sinks are a layer's own."""
         self.asked: list[tuple[int, Options]] = []
         """Layers that attended, in order, and with what."""
 
@@ -142,8 +142,9 @@ class _Step:
         options["shared"] = batch.shared
         self.asked.append((layer, options))
         self._pool.write(layer, k, v, batch.slots)
-        like = (q.shape, q.stride(), scale, options.get("window"), options.get("soft_cap"))
-        if like not in self._prepared or "sinks" in options:  # sinks are a layer's own
+        own = layer if "sinks" in options else None
+        like = (q.shape, q.stride(), scale, options.get("window"), options.get("soft_cap"), own)
+        if like not in self._prepared:
             plan = (batch.tables, batch.lengths, batch.query_starts)
             self._prepared[like] = prepare(self._attend, self._pool.planes, *plan, scale, q_like=q, **options)
         return self._prepared[like](layer, q)
