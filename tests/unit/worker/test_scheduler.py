@@ -448,6 +448,20 @@ def test_on_whose_account_a_request_runs_is_told_with_it_and_told_again_in_an_in
         assert (told.tenant, told.retain_seconds) == (tenant, 60)
 
 
+def test_an_inventory_tells_what_is_left_of_a_prompt_and_of_a_decode_nothing():
+    """A prompt that is being computed leads others; the one token that a decode computes next leads nobody."""
+    world = World(max_step_tokens=SIZE + 1)
+    world.submit(submission(1, prompt_of(1, SIZE)))
+    world.step()
+    long = prompt_of(2, 5 * SIZE)
+    world.submit(submission(2, long))
+    world.step()
+    world.scheduler.lost()
+    decode, prefill = (held for part in world.scheduler.inventory() for held in part.sequences)
+    assert (len(decode.tokens), decode.ahead) == (SIZE + 1, ())
+    assert (len(prefill.tokens), prefill.ahead) == (SIZE, tuple(long[SIZE:]))
+
+
 def test_a_request_whose_prefix_is_evicted_while_it_waits_is_computed_anew_and_told_so():
     """S31, the worker's part: its gateway was promised the prefix, and counts what it is not given."""
     world = World(num_blocks=8, max_running=1)
