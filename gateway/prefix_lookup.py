@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
-from itertools import takewhile
 from typing import Protocol
 
 from gateway.claims import ClaimCounts, Claims
@@ -23,7 +22,6 @@ from gateway.core.breaker import Breaker
 from gateway.core.in_flight import Blocks, PromptBlocks
 from octavo.ids import BlockHash, Epoch, WorkerId
 from octavo.index_schema import (
-    CLAIM_SECONDS,
     LONGEST_PREFIX_SCRIPT,
     MEMBER_BYTES,
     WHOLE_MARK,
@@ -108,16 +106,6 @@ class _Query:
     members: bytes
     block_size: int
 
-    @property
-    def key(self) -> str:
-        """Of the SET."""
-        return index_key(self.worker, self.epoch)
-
-    @property
-    def claims(self) -> str:
-        """The key of the claims."""
-        return claims_key(self.worker, self.epoch)
-
     def judged(self, reply: object) -> object:
         """The answer that a server gave to this question, or whatever else it said."""
         answer = index_answer(reply, len(self.members) // MEMBER_BYTES)
@@ -125,8 +113,8 @@ class _Query:
 
     def command(self, name: str, script: str) -> Command:
         """EVALSHA with the script's digest, or EVAL with its text, which a server remembers from then on."""
-        key = self.key
-        return Command(key, (name, script, 2, key, self.claims, self.members, WHOLE_MARK))
+        key, claims = index_key(self.worker, self.epoch), claims_key(self.worker, self.epoch)
+        return Command(key, (name, script, 2, key, claims, self.members, WHOLE_MARK))
 
 
 def _queries(prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> list[_Query]:
@@ -149,41 +137,6 @@ def _hits(queries: Iterable[_Query], replies: Iterable[object], state: IndexStat
         state,
         {query.worker: answer.coming * query.block_size for query, answer in found if answer.coming > answer.held},
     )
-
-
-class MemoryLookup:
-    """An index of its own, in memory, for one process."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.state = IndexState.EXACT
-        self.failures = 0
-        self.claim_counts = ClaimCounts()
-        self._clock = clock
-        self._index: dict[str, set[bytes]] = {}
-        self._claims: dict[str, dict[bytes, float]] = {}
-
-    def publish(self, worker: WorkerId, epoch: Epoch, hashes: Iterable[BlockHash]) -> None:
-        """Say that a worker holds these blocks."""
-        self._index.setdefault(index_key(worker, epoch), set()).update(index_member(each) for each in hashes)
-
-    async def hits(self, prompt: PromptBlocks, workers: Sequence[WorkerInfo]) -> Hits:
-        """See PrefixLookup."""
-        queries = _queries(prompt, workers)
-        return _hits(queries, map(self._answer, queries), IndexState.EXACT)
-
-    def claim(self, worker: WorkerInfo, blocks: Sequence[BlockHash]) -> None:
-        """See PrefixLookup."""
-        now, key = self._clock(), claims_key(worker.worker_id, worker.epoch)
-        self.claim_counts.blocks += len(blocks)
-        live = {member: ends for member, ends in self._claims.get(key, {}).items() if ends > now}
-        self._claims[key] = live | dict.fromkeys(map(index_member, blocks), now + CLAIM_SECONDS)
-
-    def _answer(self, query: _Query) -> IndexAnswer:
-        held, claims, now = self._index.get(query.key, set()), self._claims.get(query.claims, {}), self._clock()
-        members = [query.members[at : at + MEMBER_BYTES] for at in range(0, len(query.members), MEMBER_BYTES)]
-        leading = sum(1 for _ in takewhile(held.__contains__, members))
-        claimed = sum(1 for _ in takewhile(lambda member: claims.get(member, now) > now, members[leading:]))
-        return IndexAnswer(leading, True, leading + claimed)
 
 
 class RedisLookup:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.claims import ClaimCounts
 from gateway.core.in_flight import PromptBlocks
-from gateway.prefix_lookup import Hits, MemoryLookup, PrefixLookup, RedisLookup
+from gateway.prefix_lookup import Hits, PrefixLookup, RedisLookup
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
 from octavo.index_schema import CLAIM_SECONDS, MAX_CLAIMS, WHOLE_MARK, claims_key, index_key, index_member
@@ -21,6 +21,7 @@ from octavo.records.generate import IndexState
 from octavo.records.scope import PLAIN, Media, Scope
 from octavo.redis_client import Command, RedisClient, open_client
 from tests.support.fleets import pool, worker
+from tests.support.memory_lookup import MemoryLookup
 from tests.support.redis_server import RedisServer, redis_server
 
 BLOCK = 16

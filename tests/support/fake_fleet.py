@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 
-from gateway.prefix_lookup import MemoryLookup
 from octavo.errors import OctavoError, UnknownWorker
 from octavo.hashing import block_hashes
 from octavo.ids import Epoch, WorkerId
@@ -26,6 +25,7 @@ from octavo.v1 import worker_pb2 as worker_v1
 from octavo.v1 import worker_pb2_grpc as worker_v1_grpc
 from octavo.wire.fleet import fleet_to_wire
 from octavo.wire.serve import report_to_wire, submission_from_wire
+from tests.support.memory_lookup import MemoryLookup
 
 PATIENCE_SECONDS = 60.0
 """How long a test waits for what must happen before it fails."""

@@ -10,7 +10,6 @@ from cache_manager.change_queue import ChangeQueue
 from cache_manager.core.partial_hits import DEFAULT_MIN_COPY_TOKENS
 from cache_manager.manager import Manager
 from cache_manager.servicer import CacheManagerServicer
-from gateway.prefix_lookup import MemoryLookup
 from octavo.errors import UnknownWorker
 from octavo.ids import Incarnation, WorkerId
 from octavo.records.attend import Registration
@@ -23,6 +22,7 @@ from octavo.v1 import worker_pb2 as v1
 from octavo.v1 import worker_pb2_grpc as v1_grpc
 from octavo.v1.cache_manager_pb2_grpc import add_CacheManagerServicer_to_server
 from octavo.wire.serve import report_from_wire, submission_to_wire
+from tests.support.memory_lookup import MemoryLookup
 from tests.support.scheduling import Gateways
 from worker.attendance import Attendance
 from worker.cache_client import AttendClient, CacheClient

@@ -14,7 +14,7 @@ from gateway.client import AsyncClient
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, TokenPrompt
 from gateway.core.retries import NEVER
-from gateway.prefix_lookup import Hits, MemoryLookup
+from gateway.prefix_lookup import Hits
 from gateway.tenancy import Tenancy
 from octavo.errors import InvalidRequest, NoWorker, QueueFull, QuotaExceeded
 from octavo.records.fleet import WorkerInfo, WorkerLoad
@@ -23,6 +23,7 @@ from octavo.tenants import Tenant, credentials
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.memory_lookup import MemoryLookup
 from tests.support.tenants import write_tenants
 
 BLOCK = 16

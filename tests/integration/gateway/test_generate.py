@@ -18,7 +18,7 @@ from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.metrics import GatewayMetrics
-from gateway.prefix_lookup import Hits, MemoryLookup, RedisLookup
+from gateway.prefix_lookup import Hits, RedisLookup
 from octavo.errors import Draining, InvalidRequest, QueueFull
 from octavo.hashing import block_hashes
 from octavo.records.fleet import WorkerInfo
@@ -30,6 +30,7 @@ from octavo.v1 import gateway_pb2 as v1
 from tests.support import words
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.memory_lookup import MemoryLookup
 from tests.support.redis_server import redis_server
 
 BLOCK = 16

@@ -17,7 +17,7 @@ import pytest
 from gateway.bounds import Bounds
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
-from gateway.prefix_lookup import Hits, MemoryLookup
+from gateway.prefix_lookup import Hits
 from octavo.errors import Draining, OctavoError, PoolExhausted
 from octavo.hashing import block_hashes
 from octavo.ids import BlockHash
@@ -26,6 +26,7 @@ from octavo.records.scope import PLAIN
 from octavo.v1 import gateway_pb2 as v1
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.memory_lookup import MemoryLookup
 
 PROMPT = tuple(range(5, 5 + 40))
 MOST_AWAITS = 1000

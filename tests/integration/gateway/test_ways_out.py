@@ -17,7 +17,7 @@ from gateway.core.events import Delta, Event, Finished, Started, Usage
 from gateway.core.in_flight import PromptBlocks
 from gateway.core.interval import Interval
 from gateway.core.request import Generation, TextPrompt, TokenPrompt
-from gateway.prefix_lookup import Hits, MemoryLookup
+from gateway.prefix_lookup import Hits
 from gateway.worker_client import Workers
 from octavo.errors import Draining, InvalidRequest, PoolExhausted, WorkerLost
 from octavo.ids import Epoch, Incarnation
@@ -28,6 +28,7 @@ from octavo.v1 import gateway_pb2 as v1
 from octavo.v1 import gateway_pb2_grpc as v1_grpc
 from tests.support.fake_fleet import PATIENCE_SECONDS, FakeFleet, FakeWorker, fake_fleet
 from tests.support.gateway_service import Gateway, gateway, words_pool
+from tests.support.memory_lookup import MemoryLookup
 from tests.support.tcp_proxy import tcp_proxy
 
 BRIEF = Bounds(max_standstill_seconds=0.01)
