@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.catalogue import Catalogue
-from gateway.core.fleet import GRACE_SECONDS, Fleet, process_of
+from gateway.core.fleet import GRACE_SECONDS, Fleet, WorkerProcess, process_of
 from gateway.worker_client import Workers
 from octavo.errors import WorkerLost
-from octavo.records.fleet import FleetUpdate, WorkerInfo
+from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo
 
 
 class FleetView:
@@ -43,6 +43,10 @@ class FleetView:
                 await self._changed.wait()
         except TimeoutError:
             return
+
+    def with_other_weights(self, pool: PoolSpec) -> set[WorkerProcess]:
+        """Who cannot finish a text that was begun on such a pool."""
+        return {process_of(worker) for worker in self._fleet.workers if worker.pool.weights != pool.weights}
 
     def wake(self) -> None:
         """Let everybody who waits for news look again."""

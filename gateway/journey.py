@@ -22,6 +22,7 @@ from gateway.fleet_view import FleetView
 from gateway.intake import Job
 from gateway.placement import Placement, Visit
 from octavo.errors import Draining, NoWorker, OctavoError, WorkerLost
+from octavo.records.fleet import PoolSpec
 from octavo.records.serve import Prefilled, Tokens
 
 log = logging.getLogger("octavo.gateway")
@@ -73,6 +74,8 @@ class Journey:
         self._predicted_tokens: int | None = None
         """Of the prompt, expected at the worker that was the first to compute it."""
         self._first_token: float | None = None
+        self._begun_on: PoolSpec | None = None
+        """Where the tokens that there are were drawn, once they were to go on elsewhere."""
 
     @property
     def tokens(self) -> int:
@@ -134,11 +137,14 @@ class Journey:
         raise shared.ended_by
 
     def _avoided(self) -> Collection[WorkerProcess]:
-        return self._losses.avoided(self._clock())
+        avoided = self._losses.avoided(self._clock())
+        return avoided if self._begun_on is None else {*avoided, *self._shared.view.with_other_weights(self._begun_on)}
 
     def _take_loss(self, visit: Visit, error: OctavoError) -> None:
         """Learn from the end of a visit; raises it when the request is not to go on."""
         process = process_of(visit.worker)
+        if self._transcript.output_tokens:
+            self._begun_on = visit.worker.pool
         if isinstance(error, Draining):
             self._losses.refused(process, self._clock())
         else:

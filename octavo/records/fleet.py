@@ -30,6 +30,11 @@ class PoolSpec:
     """Memory of one block; 0 where it does not matter. What is owed to a tenant in bytes is counted with it."""
 
     @property
+    def weights(self) -> tuple[bytes, bytes]:
+        """What draws the tokens: none but the same can finish a text that these began."""
+        return self.model_digest, self.adapter_digest
+
+    @property
     def capacity_tokens(self) -> int:
         """Longest sequence that both the model and the pool can hold."""
         return min(self.max_model_tokens, self.num_blocks * self.block_size)

@@ -228,6 +228,32 @@ async def test_a_worker_that_dies_in_mid_stream_is_not_noticed_by_the_client(fle
     assert front.at_rest()
 
 
+@pytest.mark.parametrize("field", ["model_digest", "adapter_digest"])
+async def test_a_text_that_one_version_of_a_model_began_is_finished_by_no_other_one(field: str, tmp_path: Path) -> None:
+    """S8: the name is the same, the weights are not, and a text of both would be nobody's. One that has no token yet
+    may go to either.
+    """
+    async with fake_fleet() as fleet, gateway(fleet, tmp_path, BRIEF) as front:
+        old = await fleet.add("old", words_pool())
+        await front.until_fleet(lambda names: names == ["old"])
+        old.gate.clear()
+        unbegun = front.client.generate(replace(ENDLESS, max_tokens=3))
+        await anext(unbegun)
+        begun = front.client.generate(ENDLESS)
+        await anext(begun)
+        await old.until(lambda worker: len(worker.submissions) == 2)
+        old.say(StepReport(tokens=(Tokens(old.submissions[1].request, 0, (5, 6)),)))
+        assert isinstance(await anext(begun), Delta)
+        new = await fleet.add("new", words_pool(**{field: b"2" * 32}))
+        await front.until_fleet(lambda names: names == ["new", "old"])
+        await old.die()
+        assert await tokens_of(unbegun) == [5, 6, 7]
+        with pytest.raises(WorkerLost):
+            await tokens_of(begun)
+        assert [submission.carried_tokens for submission in new.submissions] == [0]
+        assert front.at_rest()
+
+
 async def test_samples_go_on_from_where_each_of_them_was(fleet: FakeFleet, front: Gateway) -> None:
     """n = 3, one of which a stop string has ended: only the others are asked for again, under their own numbers."""
     for worker in fleet.workers:
