@@ -448,6 +448,23 @@ def test_on_whose_account_a_request_runs_is_told_with_it_and_told_again_in_an_in
         assert (told.tenant, told.retain_seconds) == (tenant, 60)
 
 
+def test_without_a_manager_nobody_gives_way_to_a_higher_priority():
+    """Whoever gave way would compute nothing, and whoever it is for could not come in."""
+    world = World(max_running=1)
+    world.submit(submission(1, prompt_of(1, SIZE + 1), priority=0))
+    world.step()
+    world.scheduler.lost()
+    world.submit(submission(2, prompt_of(2, SIZE + 1), priority=1))
+    plan = world.scheduler.plan_step()
+    assert len(plan.chunks) == 1
+    world.finish(plan)
+    world.recover()
+    world.run()
+    for request in (1, 2):
+        world.assert_served(request)
+    assert world.scheduler.preemptions == 1
+
+
 def test_an_inventory_tells_what_is_left_of_a_prompt_and_of_a_decode_nothing():
     """A prompt that is being computed leads others; the one token that a decode computes next leads nobody."""
     world = World(max_step_tokens=SIZE + 1)
