@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from octavo.ids import SequenceId
 from octavo.records.serve import Submission
-from tests.support.scheduling import World, submission
+from tests.support.scheduling import GATEWAY, World, submission
 from worker.core import order
+from worker.core.sequence import Request, Sequence
 
 SIZE = 4
 """Positions of a block, as books.pool_spec has it."""
@@ -90,6 +92,17 @@ def test_nobody_is_displaced_by_its_equal_or_for_one_that_would_not_fit_all_the_
     world.run()
     assert world.scheduler.load().preemptions == 0
     assert arrivals(world) == [0, 1, 3, 2]
+
+
+def test_the_lowest_goes_first_then_who_has_just_come_then_the_newest_and_the_first_in_order_never():
+    def running(arrival: int, priority: int = 0) -> Sequence:
+        wanted = submission(arrival, [1], priority=priority)
+        request = Request(gateway=GATEWAY, submission=wanted, arrival=arrival)
+        return Sequence(request=request, sample=0, id=SequenceId(arrival), tokens=[1])
+
+    low, eldest, came, young, newest = running(0, priority=-1), *(running(arrival) for arrival in range(1, 5))
+    in_order = sorted((low, eldest, came, young, newest), key=order.service)
+    assert order.going(in_order, [came]) == [low, came, newest, young]
 
 
 def test_a_stream_of_high_priorities_holds_up_a_low_one_for_a_bounded_number_of_turns():
