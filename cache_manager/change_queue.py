@@ -74,7 +74,8 @@ class ChangeQueue:
         if index in self._stale:
             return
         pending = self._pending.setdefault(index, {})
-        pending.update(dict.fromkeys(map(index_member, hashes), there))
+        for block_hash in hashes:
+            pending[index_member(block_hash)] = there
         if len(pending) > self._max_pending:
             self._spoil(index)
         self._filled.set()

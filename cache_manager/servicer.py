@@ -58,7 +58,7 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
             async for request in stream:
                 exchange = exchange_from_wire(_exchange_message(request))
                 grant = self._manager.exchange(registration.worker_id, exchange, self._now())
-                await context.write(v1.AttendReply(grant=grant_to_wire(grant)))
+                await context.write(grant_to_wire(grant))
         except Exception:
             refused = True
             raise

@@ -29,6 +29,7 @@ MODULES = (
             "changes",
             "draft",
             "eviction",
+            "lease",
             "ledger",
             "partial_hits",
             "prefix_index",
@@ -41,10 +42,13 @@ MODULES = (
         )
     ),
     "cache_manager/change_queue.py",
+    "cache_manager/manager.py",
     "octavo/hashing.py",
+    "octavo/index_schema.py",
     "octavo/records/attend.py",
     "octavo/wire/attend.py",
     "octavo/wire/flat.py",
+    "octavo/wire/fleet.py",
 )
 """Those that every exchange goes through."""
 

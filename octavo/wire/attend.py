@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, cast
 
 from octavo.errors import InvalidRequest
@@ -26,6 +25,7 @@ from octavo.records.attend import (
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.wire.flat import (
     MAX_PARTS,
+    NEW_TUPLE,
     FromPair,
     pack,
     pack_all,
@@ -39,12 +39,11 @@ from octavo.wire.flat import (
 from octavo.wire.fleet import load_from_wire, load_to_wire, pool_from_wire, pool_to_wire
 from octavo.wire.scope import media_to_wire, scope_from_wire, tenant_from_wire
 
-# A record straight from its fields. `_make` does the same in Python, for twice the time.
-_NEW_TUPLE = cast(Callable[..., Any], tuple.__new__)  # pyright: ignore[reportUnknownMemberType]  # of tuples of anything
-_NEW_COMMIT: Callable[[tuple[SequenceId, Sequence[int]]], Commit] = partial(_NEW_TUPLE, Commit)
-_NEW_TRUNCATION: FromPair[Truncation] = partial(_NEW_TUPLE, Truncation)
-_NEW_RESERVATION: FromPair[Reservation] = partial(_NEW_TUPLE, Reservation)
-_NEW_COPY: FromPair[BlockCopy] = partial(_NEW_TUPLE, BlockCopy)
+_NEW_EXCHANGE: Callable[[tuple[Any, ...]], Exchange] = partial(NEW_TUPLE, Exchange)
+_NEW_COMMIT: Callable[[tuple[SequenceId, Sequence[int]]], Commit] = partial(NEW_TUPLE, Commit)
+_NEW_TRUNCATION: FromPair[Truncation] = partial(NEW_TUPLE, Truncation)
+_NEW_RESERVATION: FromPair[Reservation] = partial(NEW_TUPLE, Reservation)
+_NEW_COPY: FromPair[BlockCopy] = partial(NEW_TUPLE, BlockCopy)
 _NEW_REUSE = cast(FromPair[tuple[SequenceId, int]], tuple)
 _NEW_WAIT = cast(FromPair[tuple[SequenceId, SequenceId]], tuple)
 
@@ -181,28 +180,32 @@ def exchange_to_wire(exchange: Exchange) -> cache_manager_v1.Exchange:
 
 
 def exchange_from_wire(message: cache_manager_v1.Exchange) -> Exchange:
-    """Raises InvalidRequest where there is more than anybody can mean, before it is read."""
-    return Exchange(
-        epoch=Epoch(message.epoch),
-        step=message.step,
-        truncations=unpack_pairs("exchange.truncated", message.truncated, _NEW_TRUNCATION, MAX_PARTS),
-        commits=_commits_from_wire("exchange.committed", message.committed),
-        forks=_forks_from_wire("exchange.forks", message.forks),
-        finished=unpack_sequences("exchange.finished", message.finished, MAX_PARTS),
-        attaches=_attaches_from_wire("exchange.attaches", message.attaches),
-        reserves=unpack_pairs("exchange.reserves", message.reserves, _NEW_RESERVATION, MAX_PARTS),
-        load=load_from_wire(message.load),
-        draining=message.draining,
+    """In the order of the record's fields.
+
+    Raises:
+        InvalidRequest: there is more than anybody can mean, before it is read; or a part has no such shape.
+    """
+    return _NEW_EXCHANGE(
+        (
+            Epoch(message.epoch),
+            message.step,
+            unpack_pairs("exchange.truncated", message.truncated, _NEW_TRUNCATION, MAX_PARTS),
+            _commits_from_wire("exchange.committed", message.committed),
+            _forks_from_wire("exchange.forks", message.forks),
+            unpack_sequences("exchange.finished", message.finished, MAX_PARTS),
+            _attaches_from_wire("exchange.attaches", message.attaches),
+            unpack_pairs("exchange.reserves", message.reserves, _NEW_RESERVATION, MAX_PARTS),
+            load_from_wire(message.load),
+            message.draining,
+        )
     )
 
 
 def _commits_from_wire(field: str, raw: bytes) -> tuple[Commit, ...]:
     words = unpack(field, raw)
     sequences = cast(Sequence[SequenceId], words)
-    runs = islice(runs_of(field, words, head=1), MAX_PARTS + 1)
-    commits = tuple([_NEW_COMMIT((sequences[at], words[start:end])) for at, start, end in runs])
-    require_few(field, len(commits))
-    return commits
+    runs = runs_of(field, words, 1, MAX_PARTS)
+    return tuple([_NEW_COMMIT((sequences[at], words[start:end])) for at, start, end in runs])
 
 
 def _forks_from_wire(field: str, messages: Collection[cache_manager_v1.Fork]) -> tuple[Fork, ...]:
@@ -232,23 +235,25 @@ def _attaches_from_wire(field: str, messages: Collection[cache_manager_v1.Attach
     )
 
 
-def grant_to_wire(grant: Grant) -> cache_manager_v1.Grant:
-    return cache_manager_v1.Grant(
-        epoch=grant.epoch,
-        step=grant.step,
-        attached=pack_all(grant.attached),
-        waiting=pack_all(grant.waiting),
-        tables=pack(
-            [value for sequence, start, blocks in grant.tables for value in (sequence, start, len(blocks), *blocks)]
-        ),
-        copies=pack_all(grant.copies),
-        unmet=pack(grant.unmet),
-        free_blocks=grant.free_blocks,
-        published=grant.published,
-        evicted=pack(grant.evicted),
-        roots=b"".join(grant.roots),
-        cache_epoch=grant.cache_epoch,
+def grant_to_wire(grant: Grant) -> cache_manager_v1.AttendReply:
+    """The reply that carries it, filled in place: a message that is put into another is copied by way of bytes."""
+    reply = cache_manager_v1.AttendReply()
+    message = reply.grant
+    message.epoch = grant.epoch
+    message.step = grant.step
+    message.attached = pack_all(grant.attached)
+    message.waiting = pack_all(grant.waiting)
+    message.tables = pack(
+        [value for sequence, start, blocks in grant.tables for value in (sequence, start, len(blocks), *blocks)]
     )
+    message.copies = pack_all(grant.copies)
+    message.unmet = pack(grant.unmet)
+    message.free_blocks = grant.free_blocks
+    message.published = grant.published
+    message.evicted = pack(grant.evicted)
+    message.roots = b"".join(grant.roots)
+    message.cache_epoch = grant.cache_epoch
+    return reply
 
 
 def grant_from_wire(message: cache_manager_v1.Grant) -> Grant:

@@ -1,12 +1,17 @@
 """Workers, their pools and their loads, as managers and gateways speak of them."""
 
+from collections.abc import Callable
+from functools import partial
+
 from octavo.errors import InvalidRequest
 from octavo.hashing import HASH_BYTES
 from octavo.ids import CacheEpoch, Epoch, Incarnation, WorkerId
 from octavo.records.fleet import FleetUpdate, PoolSpec, WorkerInfo, WorkerLoad
 from octavo.v1 import cache_manager_pb2 as cache_manager_v1
 from octavo.v1 import types_pb2 as types_v1
-from octavo.wire.flat import absent_or_whole
+from octavo.wire.flat import NEW_TUPLE, absent_or_whole
+
+_NEW_LOAD: Callable[[tuple[int, ...]], WorkerLoad] = partial(NEW_TUPLE, WorkerLoad)
 
 
 def pool_to_wire(pool: PoolSpec) -> types_v1.PoolSpec:
@@ -66,16 +71,19 @@ def load_to_wire(load: WorkerLoad) -> types_v1.WorkerLoad:
 
 
 def load_from_wire(message: types_v1.WorkerLoad) -> WorkerLoad:
-    return WorkerLoad(
-        running_sequences=message.running_sequences,
-        waiting_sequences=message.waiting_sequences,
-        queued_prefill_tokens=message.queued_prefill_tokens,
-        held_blocks=message.held_blocks,
-        cached_blocks=message.cached_blocks,
-        prompt_tokens=message.prompt_tokens,
-        cached_tokens=message.cached_tokens,
-        output_tokens=message.output_tokens,
-        preemptions=message.preemptions,
+    """In the order of the record's fields."""
+    return _NEW_LOAD(
+        (
+            message.running_sequences,
+            message.waiting_sequences,
+            message.queued_prefill_tokens,
+            message.held_blocks,
+            message.cached_blocks,
+            message.prompt_tokens,
+            message.cached_tokens,
+            message.output_tokens,
+            message.preemptions,
+        )
     )
 
 

@@ -294,7 +294,7 @@ CASES: dict[str, Case] = {
         attend.registered_from_wire,
     ),
     "exchange": (exchanges, attend.exchange_to_wire, attend.exchange_from_wire),
-    "grant": (grants, attend.grant_to_wire, attend.grant_from_wire),
+    "grant": (grants, lambda grant: attend.grant_to_wire(grant).grant, attend.grant_from_wire),
     "sampling": (samplings, serve.sampling_to_wire, serve.sampling_from_wire),
     "beam": (beams, serve.beam_to_wire, serve.beam_from_wire),
     "submission": (
