@@ -72,7 +72,7 @@ async def metrics_endpoint(listen: str | None, collector: Collector, ready: Call
     try:
         server = await asyncio.start_server(connected, host, wanted, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
-        raise CannotListen(f"cannot listen on {listen}") from error
+        raise CannotListen(f"cannot listen on {listen}: {error.strerror}") from error
     port: int = server.sockets[0].getsockname()[1]
     log.info("metrics_served", extra={"host": host, "port": port})
     try:

@@ -83,7 +83,7 @@ def open_blocking_channel(address: str, transport: Transport = PLAINTEXT, *, pro
 
 def _channel_options(address: str, transport: Transport, *, proxied: bool) -> list[tuple[str, int | str]]:
     host, _, _ = address.rpartition(":")
-    through = proxied and not is_loopback(host)
+    through = proxied and not is_loopback(host.strip("[]"))
     return [*CHANNEL_OPTIONS, ("grpc.enable_http_proxy", int(through)), *transport.client_options()]
 
 
@@ -131,9 +131,9 @@ class Service:
 
     async def start(self, *, ready: bool = True) -> int:
         """Bind and serve; returns the port. Raises CannotListen when the address is taken or unknown."""
-        host, wanted = split_address(self._listen)
+        host, _ = split_address(self._listen)
         try:
-            self.port = self._bind(f"{host}:{wanted}")
+            self.port = self._bind(self._listen)
         except RuntimeError as error:
             raise CannotListen(f"cannot listen on {self._listen}") from error
         await self.server.start()

@@ -24,17 +24,25 @@ PREFIX = "OCTAVO_"
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port". Raises ValueError that shows what was given."""
+    """Host and port of "host:port"; the host of "[::1]:80" is "::1". Raises ValueError that shows what was given."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"wanted host:port with a port in [0, 65535], got {address!r}")
-    return host, int(port)
+    if bare == host and ":" in host:
+        raise ValueError(f"wanted host:port with a host of IPv6 in brackets, as [::1]:{port}, got {address!r}")
+    return bare, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The address of these two: what has colons itself stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as it stands before a port, is this very machine."""
+    """Whether a host is this very machine."""
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
@@ -163,9 +171,12 @@ class ServiceSettings(TransportSettings):
         if self.advertise is not None:
             return self.advertise
         host, _ = split_address(self.listen)
-        everywhere = host in ("0.0.0.0", "[::]", "::")
-        return f"{socket.gethostbyname(socket.gethostname()) if everywhere else host}:{port}"
+        everywhere = host in ("0.0.0.0", "::")
+        return join_address(socket.gethostbyname(socket.gethostname()) if everywhere else host, port)
 
+
+_REASONS = dict.fromkeys(("byte_size", "byte_size_unit"), "wanted a number of bytes, as 512MiB or 2GiB")
+"""Where the library's own words say nothing of what would do."""
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -183,7 +194,7 @@ def read(settings: type[S], description: str) -> S:
         values = settings()
     except ValidationError as error:
         for problem in error.errors():
-            reason = problem["msg"].removeprefix("Value error, ")
+            reason = _REASONS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
             print(f"{_named(settings, problem['loc'])}{reason}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     if wanted:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http_door.protocol import BoundedHttp
 from octavo.service import CannotListen
-from octavo.settings import split_address
+from octavo.settings import join_address, split_address
 
 log = logging.getLogger("octavo.gateway")
 
@@ -35,7 +35,7 @@ class HttpServer:
         Raises CannotListen when the address is taken or unknown.
         """
         host, port = split_address(listen)
-        self._socket = _listen(host.strip("[]"), port)
+        self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             Named(app),
@@ -106,4 +106,4 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise CannotListen(f"cannot listen on {host}:{port}") from error
+        raise CannotListen(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error

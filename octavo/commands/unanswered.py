@@ -71,13 +71,12 @@ def _words(error: grpc.RpcError) -> str:
 
 def _heard_at(address: str) -> _Heard:
     host, port = split_address(address)
-    name = host.strip("[]")
     try:
-        if _speaks_tls(name, port):
+        if _speaks_tls(host, port):
             return _Heard.TLS
     except OSError:
         return _Heard.NOBODY
-    return _Heard.HTTP if _speaks_http(name, port) else _Heard.OTHER
+    return _Heard.HTTP if _speaks_http(host, port) else _Heard.OTHER
 
 
 def _speaks_http(host: str, port: int) -> bool:

@@ -1,6 +1,7 @@
 """The endpoint that Prometheus asks, over real sockets."""
 
 import asyncio
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -122,8 +123,20 @@ async def test_without_an_address_nothing_listens() -> None:
         assert port == 0
 
 
+async def test_an_address_of_ipv6_is_one_as_any_other() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    async with metrics_endpoint("[::1]:0", Own(), always) as port:
+        reader, writer = await asyncio.open_connection("::1", port)
+        writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
 async def test_an_address_that_is_taken_is_told() -> None:
     async with metrics_endpoint(ANYWHERE, Own(), always) as port:
-        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}: .*in use"):
             async with metrics_endpoint(f"127.0.0.1:{port}", Own(), always):
                 pass

@@ -142,13 +142,16 @@ def test_settings_cannot_be_changed_later() -> None:
 
 @pytest.mark.parametrize(
     ("address", "parts"),
-    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("[::1]", 65535)), ("worker-1:8520", ("worker-1", 8520))],
+    [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535)), ("worker-1:8520", ("worker-1", 8520))],
 )
 def test_an_address_is_a_host_and_a_port(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:port", "host:-1", "host:65536", "host:1.5"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", "::1", "::1:80", "[]:80", "host:", ":1", "host:port", "host:-1", "host:65536", "host:1.5"],
+)
 def test_what_is_no_address_is_shown(address: str) -> None:
     with pytest.raises(ValueError, match="wanted host:port") as error:
         split_address(address)
@@ -157,11 +160,27 @@ def test_what_is_no_address_is_shown(address: str) -> None:
 
 def test_a_service_is_reached_where_it_listens() -> None:
     assert Settings(listen="127.0.0.1:0").advertised(4711) == "127.0.0.1:4711"
+    assert Settings(listen="[::1]:0").advertised(4711) == "[::1]:4711"
 
 
 def test_a_service_that_listens_everywhere_is_reached_at_its_host_s_address() -> None:
     host = socket.gethostbyname(socket.gethostname())
     assert Settings(listen="0.0.0.0:0").advertised(4711) == f"{host}:4711"
+    assert Settings(listen="[::]:0").advertised(4711) == f"{host}:4711"
+
+
+def test_a_size_that_is_none_is_told_with_one_that_would_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["service"])
+    given(monkeypatch, kv_memory="lots", draft_memory="5 barrels")
+    with pytest.raises(SystemExit):
+        read(WorkerSettings, "a service")
+    reason = "wanted a number of bytes, as 512MiB or 2GiB"
+    assert capsys.readouterr().err.splitlines() == [
+        f"OCTAVO_KV_MEMORY=lots: {reason}",
+        f"OCTAVO_DRAFT_MEMORY=5 barrels: {reason}",
+    ]
 
 
 def test_a_service_is_reached_where_it_says() -> None:
