@@ -71,6 +71,9 @@ class Only:
 Ignored = Annotated[Any, WithJsonSchema({"description": "Taken, and changes nothing here."})]
 """What providers keep for their own books."""
 
+UNCONSTRAINED = "which needs constrained decoding; this server has none yet"
+"""Why a field is not served that says what an answer must be."""
+
 Unserved = Annotated[Any, Only(why="which this server does not serve")]
 """A field of OpenAI's API that asks for what is not here."""
 

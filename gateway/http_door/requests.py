@@ -8,18 +8,28 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import to_json
 
-from gateway.core.request import ChatMessage, ChatPrompt, Generation, Prompt, TextPrompt, TokenPrompt
-from gateway.http_door.fields import Fields, Float32, Ignored, Int32, Only, Seed, Strings, TokenId, TokenIdKey, Unserved
+from gateway.core.request import Generation, Prompt, TextPrompt, TokenPrompt
+from gateway.http_door.conversations import Message, Tool, chat_of
+from gateway.http_door.fields import (
+    UNCONSTRAINED,
+    Fields,
+    Float32,
+    Ignored,
+    Int32,
+    Only,
+    Seed,
+    Strings,
+    TokenId,
+    TokenIdKey,
+    Unserved,
+)
 from gateway.http_door.forms import Extras
 from octavo.records.sampling import BeamSearch
 from octavo.sampling import MAX_TOP_LOGPROBS
 
 COMPLETION_MAX_TOKENS = 16
 """Of a completion whose client names no number: OpenAI's own."""
-
-UNCONSTRAINED = "which needs constrained decoding; this server has none yet"
 
 _SEEDS = 1 << 64
 
@@ -224,77 +234,11 @@ class CompletionRequest(GenerationFields):
 # ---- chats -----------------------------------------------------------------------------------------------------
 
 
-class Function(Fields):
-    """What the model may call."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema."""
-    strict: Annotated[Any, Only(False, why=UNCONSTRAINED)] = None
-
-
-class Tool(Fields):
-    """Something that the model may ask the client to do."""
-
-    type: Annotated[Any, Only("function", why="functions are all that models here call")]
-    function: Function
-
-
-class CalledFunction(Fields):
-    """What the model called, and with what."""
-
-    name: str
-    arguments: str
-
-
-class MadeCall(Fields):
-    """A call of an earlier turn."""
-
-    id: str | None = None
-    type: Annotated[Any, Only("function", why="functions are all that models here call")] = "function"
-    function: CalledFunction
-    index: Ignored = None
-
-
 class ResponseFormat(Fields):
     """What the answer's text must look like."""
 
     type: Annotated[Any, Only("text", why=UNCONSTRAINED)]
     json_schema: Ignored = None
-
-
-class TextPart(Fields):
-    """A piece of a message."""
-
-    type: Annotated[Any, Only("text", why="this server reads text only")]
-    text: str
-
-
-class Message(Fields):
-    """One turn of a conversation, as a client sends it or as it came back from here."""
-
-    role: str
-    """Which there are is the model's affair; `developer` is read as `system`."""
-    content: str | list[TextPart] | None = None
-    """Of several parts, each is a line."""
-    name: str | None = None
-    tool_calls: list[MadeCall] | None = None
-    tool_call_id: str | None = None
-    refusal: Unserved = None
-    audio: Unserved = None
-    function_call: Unserved = None
-    annotations: Annotated[Any, Only([], why="which this server does not serve")] = None
-
-    def turn(self) -> ChatMessage:
-        """What it means."""
-        return ChatMessage(
-            role="system" if self.role == "developer" else self.role,
-            content=_text(self.content),
-            tool_calls=_json(self.tool_calls, exclude={"index"}),
-            tool_call_id=self.tool_call_id or "",
-            name=self.name or "",
-        )
 
 
 class ChatRequest(GenerationFields):
@@ -351,7 +295,7 @@ class ChatRequest(GenerationFields):
     def generation(self) -> Generation:
         """What it means."""
         asked = self._generation(
-            _chat(self.messages, self.tools if self.may_call else None),
+            chat_of(self.messages, self.tools if self.may_call else None),
             max_tokens=self.max_tokens,
             logprobs=_or(self.top_logprobs, 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
@@ -359,23 +303,6 @@ class ChatRequest(GenerationFields):
         if self.max_completion_tokens is None:
             return asked
         return replace(asked, max_tokens=self.max_completion_tokens, max_tokens_field="max_completion_tokens")
-
-
-def _chat(messages: list[Message], tools: list[Tool] | None) -> ChatPrompt:
-    return ChatPrompt(tuple(message.turn() for message in messages), _json(tools))
-
-
-def _text(content: str | list[TextPart] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(part.text for part in content)
-    return content or ""
-
-
-def _json(items: list[Tool] | list[MadeCall] | None, exclude: set[str] | None = None) -> str:
-    """A JSON list, as a chat template gets it: without what was not said."""
-    if not items:
-        return ""
-    return to_json([item.model_dump(exclude=exclude, exclude_none=True) for item in items]).decode()
 
 
 # ---- text and tokens -------------------------------------------------------------------------------------------
@@ -401,7 +328,7 @@ class TokenizeRequest(Fields):
     def given(self) -> Prompt:
         """What it means."""
         if self.messages is not None:
-            return _chat(self.messages, self.tools)
+            return chat_of(self.messages, self.tools)
         return TextPrompt(self.prompt or "")
 
 
