@@ -29,10 +29,10 @@ PATIENCE_SECONDS = 120.0
 
 @asynccontextmanager
 async def serving(*models: str) -> AsyncGenerator[tuple[Cluster, AsyncClient]]:
-    """A cluster of two workers that take the models in turns, no two processes with the same seed for hashes."""
+    """A cluster with a worker for each of the models, no two processes with the same seed for hashes."""
     settings = {"MODEL": ",".join(models), "DTYPE": "float32", "DEVICE": "cpu", "THREADS": "1", "KV_MEMORY": "4MiB"}
     env = {f"OCTAVO_{name}": value for name, value in (settings | {"LOOKUP_SECONDS": "1"}).items()}
-    cluster = Cluster(workers=2, env=env, grace_seconds=1)
+    cluster = Cluster(workers=len(models), env=env, grace_seconds=1)
     for seed, process in enumerate(cluster.processes):
         process.env["PYTHONHASHSEED"] = str(seed)
     async with cluster, AsyncClient(cluster.address) as client:
@@ -80,10 +80,8 @@ async def test_an_adapter_that_is_loaded_anew_under_its_name_finds_nothing_of_th
         assert await answer(client, "base") == (FULL, FULL, plain)
 
 
-async def test_a_second_worker_with_another_tokenizer_is_refused_with_the_reason_and_other_hash_seeds_are_not(
-    tmp_path: Path,
-) -> None:
-    """S12."""
+async def test_a_second_worker_with_another_tokenizer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """S12: it ends with it. What is foretold is found, though worker, manager and gateway have seeds of their own."""
     model = save_tiny_llama(tmp_path / "tiny")
     revised = shutil.copytree(model, tmp_path / "revised" / "tiny")
     words = json.loads((revised / "tokenizer.json").read_text())
@@ -95,8 +93,5 @@ async def test_a_second_worker_with_another_tokenizer_is_refused_with_the_reason
         assert await answer(client, "tiny") == (0, 0, text)
         reason = await refusal_of_another_worker(cluster.workers[0], str(revised))
         here, there = (models.find(str(folder), tmp_path).tokenizer_digest.hex() for folder in (revised, model))
-        assert reason in {
-            f"pool.tokenizer_digest: {here}, worker {worker} serves tiny with {there}"
-            for worker in ("worker-0", "worker-1")
-        }
+        assert reason == f"pool.tokenizer_digest: {here}, worker worker-0 serves tiny with {there}"
         assert await answer(client, "tiny") == (FULL, FULL, text)

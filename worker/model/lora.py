@@ -158,9 +158,10 @@ class Lora:
         weight = module.weight.detach()
         a, b = (matrix.to(weight.device, torch.float32) for matrix in self._matrices[name])
         merged = torch.addmm(_as_linear(module, weight.float()), b, a, alpha=self._config.scale(name))
-        if not merged.isfinite().all():
-            raise ValueError(f"{self._folder / ADAPTER_WEIGHTS}: {name}: the sums are not finite")
-        return _as_linear(module, merged).to(weight.dtype).contiguous()
+        rounded = _as_linear(module, merged).to(weight.dtype).contiguous()
+        if not rounded.isfinite().all():
+            raise ValueError(f"{self._folder / ADAPTER_WEIGHTS}: {name}: the sums are not finite in {weight.dtype}")
+        return rounded
 
 
 def _as_linear(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
@@ -194,9 +195,9 @@ def _read_config(file: Path) -> _Config:
         config = _Config.model_validate_json(file.read_bytes())
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"][:1]))
+        field = f"{problem['loc'][0]}: " if problem["loc"] else ""
         given = "" if problem["type"] in ("missing", "json_invalid") else f"{problem['input']!r}: "
-        raise ValueError(f"{file}: {place}: {given}{problem['msg'].removeprefix('Value error, ')}") from error
+        raise ValueError(f"{file}: {field}{given}{problem['msg'].removeprefix('Value error, ')}") from error
     for field, value in (config.model_extra or {}).items():
         if field not in _HARMLESS and value not in _UNSET:
             raise ValueError(f"{file}: {field}: {value!r}, and an adapter with that cannot be merged")

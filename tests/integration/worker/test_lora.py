@@ -133,6 +133,19 @@ def test_a_config_that_cannot_be_merged_is_refused_by_its_field(
     assert str(refusal.value).startswith(f"{adapter / 'adapter_config.json'}: {reason}")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"{", "Invalid JSON: EOF"), (b"[1]", "[1]: Input should be an object"), (b'{"peft_type": "LORA"}', "r: Field")],
+    ids=repr,
+)
+def test_a_config_that_is_none_is_refused_by_its_path(content: bytes, reason: str, tiny: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(tmp_path / "adapter", tiny)
+    (adapter / "adapter_config.json").write_bytes(content)
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the beginning is compared
+        lora.read(adapter)
+    assert str(refusal.value).startswith(f"{adapter / 'adapter_config.json'}: {reason}")
+
+
 def edited(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     """Change the matrices of a file. Those of the first query projection are called A and B."""
     names = {f"base_model.model.{QUERY_0}.lora_{side}.weight": side for side in "AB"}
@@ -194,7 +207,7 @@ def say(**fields: Any) -> Callable[[Path], None]:
         ),
         (
             edited(lambda tensors: tensors.update(A=torch.full((4, 64), torch.nan))),
-            f"{QUERY_0}: the sums are not finite",
+            f"{QUERY_0}: the sums are not finite in torch.float32",
         ),
         (edited(lambda tensors: tensors.clear()), "0 tensors, wanted at least 2"),
     ],
