@@ -194,8 +194,8 @@ class Cluster:
     async def _start(self) -> None:
         self._check_key()
         self._transport = _transport_of(self.gateway.env)
-        for port in (self.manager.port, self.gateway.port, split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])[1]):
-            _check_free(port)
+        _, http_port = split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])
+        _check_free(self.gateway.port, http_port, self.manager.port)
         await self.redis.start()
         await self.redis.serving()
         for process in (*self.managers, *self.gateways):
@@ -423,13 +423,18 @@ def _redis(on_line: OnLine | None) -> Process:
     )
 
 
-def _check_free(port: int) -> None:
-    """Raises StartFailed where somebody listens at the port; 0 stands for any free one."""
-    try:
-        socket.create_server((LOOPBACK, port)).close()
-    except OSError as error:
-        why = os.strerror(error.errno or 0)  # without the address, which create_server adds
-        raise StartFailed(f"port {port} cannot be used ({why}); is another Octavo running?") from error
+def _check_free(*ports: int) -> None:
+    """Raises StartFailed where two services shall have a port, or somebody listens at it; 0 stands for any free one."""
+    for port in filter(None, ports):
+        if ports.count(port) > 1:
+            all_three = "the gateway, its HTTP API and the cache manager have one each"
+            raise StartFailed(f"port {port} is asked for {ports.count(port)} times; {all_three}")
+    for port in ports:
+        try:
+            socket.create_server((LOOPBACK, port)).close()
+        except OSError as error:
+            why = os.strerror(error.errno or 0)  # without the address, which create_server adds
+            raise StartFailed(f"port {port} cannot be used ({why}); is another Octavo running?") from error
 
 
 def _free_port() -> int:

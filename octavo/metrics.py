@@ -13,6 +13,7 @@ service's own event loop, so no owner is read while it changes, and the paths of
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable
 from math import isinf
 
@@ -72,7 +73,7 @@ async def metrics_endpoint(listen: str | None, collector: Collector, ready: Call
     try:
         server = await asyncio.start_server(connected, host, wanted, limit=_MAX_REQUEST_BYTES)
     except OSError as error:
-        raise CannotListen(f"cannot listen on {listen}: {error.strerror}") from error
+        raise CannotListen(f"cannot listen on {listen}: {os.strerror(error.errno or 0)}") from error
     port: int = server.sockets[0].getsockname()[1]
     log.info("metrics_served", extra={"host": host, "port": port})
     try:

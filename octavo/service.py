@@ -172,17 +172,19 @@ def run(main: Coroutine[None, None, None]) -> NoReturn:
     """Run a service's main coroutine to its end, on uvloop, and end the process with it.
 
     A port that is taken is said in one line, with exit 1. The interpreter's own end is left out: it would take apart
-    piece by piece what the service has in memory, for seconds beyond the grace that an operator has given it.
+    piece by piece what the service has in memory, for seconds beyond the grace that an operator has given it, and while
+    gRPC's threads are still there.
     """
+    code = 0
     try:
         uvloop.run(main)
     except* CannotListen as errors:  # in a group of groups, where it was raised among tasks
         for error in _leaves(errors):
             log.error("cannot_serve", extra={"reason": str(error)})
-        sys.exit(1)
+        code = 1
     with suppress(OSError):  # nobody reads any more
         sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import uuid
 from collections.abc import Generator, MutableMapping
@@ -106,4 +107,4 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise CannotListen(f"cannot listen on {join_address(host, port)}: {error.strerror}") from error
+        raise CannotListen(f"cannot listen on {join_address(host, port)}: {os.strerror(error.errno or 0)}") from error

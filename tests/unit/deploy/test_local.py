@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import Cluster
+from deploy.local import Cluster, Ports
 from deploy.process import StartFailed
 from tests.support.certificates import Authority
 from tests.support.tenants import write_tenants
@@ -56,6 +56,16 @@ async def test_services_that_could_not_call_one_another_over_tls_are_not_started
     cluster = Cluster(env={name: variables[name] for name in (f"OCTAVO_TLS_{part}" for part in given)})
 
     with pytest.raises(StartFailed, match=why):
+        await cluster.start()
+
+    assert not any(process.running for process in cluster.processes)
+
+
+@pytest.mark.parametrize("ports", [Ports(0, 4711, 4711), Ports(4711, 4711, 0), Ports(4711, 0, 4711)])
+async def test_a_port_that_two_services_shall_have_is_told_before_anything_is_started(ports: Ports) -> None:
+    cluster = Cluster(ports=ports)
+
+    with pytest.raises(StartFailed, match="port 4711 is asked for 2 times"):
         await cluster.start()
 
     assert not any(process.running for process in cluster.processes)

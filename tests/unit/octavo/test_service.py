@@ -1,6 +1,7 @@
 """One gRPC service: health, reflection, its port and its end."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from octavo.service import MAX_MESSAGE_BYTES, CannotListen, Service, is_ready, open_channel, probe, run
+from octavo.service import MAX_MESSAGE_BYTES, Service, is_ready, open_channel, probe
 from octavo.v1 import cache_manager_pb2 as v1
 from octavo.v1 import cache_manager_pb2_grpc as v1_grpc
 from tests.support.tcp_proxy import tcp_proxy
@@ -138,21 +139,31 @@ async def test_a_second_service_on_the_port_does_not_start() -> None:
             await second.start()
 
 
-def test_a_port_that_is_taken_is_said_in_one_line_by_whatever_task_finds_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def main() -> None:
-        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup():
-            outer.create_task(asyncio.Event().wait())
-            raise CannotListen("cannot listen on 127.0.0.1:1")
+def run_alone(program: str) -> subprocess.CompletedProcess[str]:
+    """A service's process, to its end."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
 
-    with pytest.raises(SystemExit) as ended:
-        run(main())
 
-    assert ended.value.code == 1
-    (line,) = caplog.records
-    assert (line.getMessage(), vars(line)["reason"]) == ("cannot_serve", "cannot listen on 127.0.0.1:1")
-    assert line.exc_info is None
+def test_a_port_that_is_taken_is_said_in_one_line_by_whatever_task_finds_out() -> None:
+    ended = run_alone("""
+import asyncio
+from octavo import telemetry
+from octavo.service import CannotListen, run
+
+async def main():
+    async with asyncio.TaskGroup() as outer, asyncio.TaskGroup():
+        outer.create_task(asyncio.Event().wait())
+        raise CannotListen("cannot listen on 127.0.0.1:1")
+
+telemetry.configure("gateway")
+run(main())
+""")
+
+    assert (ended.returncode, ended.stderr) == (1, "")
+    (line,) = ended.stdout.splitlines()
+    said = json.loads(line)
+    assert (said["event"], said["reason"]) == ("cannot_serve", "cannot listen on 127.0.0.1:1")
+    assert "traceback" not in said
 
 
 async def test_a_message_that_is_larger_than_the_service_takes_does_not_reach_it() -> None:
@@ -202,7 +213,7 @@ async def test_a_call_that_outlives_the_grace_is_ended() -> None:
 
 def test_a_service_that_is_done_ends_without_taking_its_memory_apart() -> None:
     """What it has said is told all the same. A busy gateway's end took three seconds beyond its grace."""
-    program = """
+    ended = run_alone("""
 from octavo.service import run
 
 class Piece:
@@ -214,8 +225,7 @@ async def main():
 
 pieces = [Piece()]
 run(main())
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+""")
     assert (ended.stdout, ended.returncode) == ("served\n", 0)
 
 
