@@ -92,7 +92,7 @@ class Tokenizer:
         """How much of a text its tokens stand for exactly that were generated after `prompt`, as (tokens, characters).
 
         The longest beginning of `tokens` that ends with a character, before any special token (which has no part in the
-        text) and within `text`: a stop string may have cut the text off inside a token.
+        text) and within `text`: a stop string may have cut the text off inside a token. (0, 0) where there is no text.
         """
         detokenizer = self.detokenizer(prompt)
         at = covered = characters = 0
@@ -102,7 +102,7 @@ class Tokenizer:
             at += len(detokenizer.push((token,)))
             if at > len(text):
                 break
-            if detokenizer.settled:
+            if detokenizer.settled and at:
                 covered, characters = count, at
         return covered, characters
 

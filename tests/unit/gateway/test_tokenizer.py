@@ -263,6 +263,13 @@ def test_the_other_kind_of_tokenizer_uses_them_only_where_the_text_stays_the_sam
     assert other_kind.decode(exact, special_tokens=True) == other_kind.decode(plain, special_tokens=True)
 
 
+def test_tokens_that_have_no_text_cover_nothing(other_kind: Tokenizer) -> None:
+    """Such as the space that a text does not begin with, of a sample that had no more tokens."""
+    [*_, space] = other_kind.encode(" ", add_special_tokens=False)
+    assert other_kind.decode([space]) == ""
+    assert other_kind.covered([], [space], "") == (0, 0)
+
+
 # ---- encoding ------------------------------------------------------------------------------------------------
 
 
