@@ -225,7 +225,7 @@ class Dispatcher:
                 if isinstance(event, Started):  # it is at a worker, which counts it now
                     room.give_back()
                     self._door.look()
-                elif (answer := answers.hear(event)) is not None:
+                elif job.text is not None and (answer := answers.hear(event)) is not None:  # else nobody asks for it
                     self._intake.remember(job, *answer)
                 yield event
 

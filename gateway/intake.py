@@ -139,9 +139,8 @@ class Intake:
         return [worker.pool for worker in self._catalogue.taking(model)]
 
     def remember(self, job: Job, text: str, tokens: Sequence[int]) -> None:
-        """An answer of a job, as its client was told: its text may come again, in the prompt of the next turn."""
-        if job.text is None:
-            return
+        """An answer of a job with a text, as its client was told: it may come again, in the prompt of the next turn."""
+        assert job.text is not None, "what came as token ids comes again as token ids"
         count, characters = job.model.tokenizer.covered(job.submission.prompt, tokens, text)
         if count:
             self._turns.remember(job.realm, job.text + text[:characters], len(job.text), tokens[:count])
