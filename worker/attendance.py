@@ -135,7 +135,7 @@ class Attendance:
         await self._look_no_more()
         while not await self._try(registration, holder):
             tries += 1
-            self._at = (self._at + 1) % len(self._managers)
+            self._give_up()
             rounds, left = divmod(tries, len(self._managers))
             if not left:
                 spread = _PAUSE_SPREAD_SECONDS * min(1.0, rounds / _SPREADING_TRIES)
@@ -249,9 +249,14 @@ class Attendance:
     def _lost(self, why: str, *, give_up: bool, books_in_doubt: bool = False) -> ManagerLost:
         log.warning("manager_lost", extra={"epoch": self.epoch, "manager": self._at, "reason": why})
         self._renew_at = None
-        if give_up and self._at is not None:
-            self._at = (self._at + 1) % len(self._managers)
+        if give_up:
+            self._give_up()
         return ManagerLost(why, books_in_doubt=books_in_doubt)
+
+    def _give_up(self) -> None:
+        """The next one's turn."""
+        assert self._at is not None, "join first"
+        self._at = (self._at + 1) % len(self._managers)
 
 
 def _now() -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from octavo.errors import Draining, InvalidRequest, OctavoError, Superseded
-from octavo.ids import Incarnation, WorkerId
+from octavo.ids import NO_EPOCH, Epoch, Incarnation, WorkerId
 from octavo.records.attend import Exchange, Registration
 from octavo.records.serve import Submission
 from tests.support import books
@@ -289,6 +289,25 @@ async def test_an_idle_worker_notices_at_once_that_its_manager_is_gone(runner: F
 def idle_holder() -> Scheduler:
     """A pool with nothing in it."""
     return Scheduler(POOL, max_step_tokens=1, max_running=1, max_waiting=1)
+
+
+async def test_who_says_that_the_epoch_is_over_is_asked_again_and_who_is_lost_is_given_up_for_the_next():
+    managers, holder = [Moody() for _ in range(3)], idle_holder()
+    worker = Attendance(managers, draw=lambda: 0.0)
+
+    async def registrations_after(epoch: Epoch) -> list[int]:
+        """By manager, from the worker's own on, once it has lost the one that it asked in this epoch."""
+        with pytest.raises(ManagerLost):
+            await worker.exchange(books.exchange(step=1)._replace(epoch=epoch))
+        await worker.join(REGISTRATION, holder, lambda: None)
+        return [len(manager.registrations) for manager in (*managers[own:], *managers[:own])]
+
+    await worker.join(REGISTRATION, holder, lambda: None)
+    own = next(at for at, manager in enumerate(managers) if manager.registrations)
+    assert await registrations_after(NO_EPOCH) == [2, 0, 0]
+    managers[own].away = True
+    assert await registrations_after(worker.epoch) == [2, 1, 0]
+    await worker.close()
 
 
 async def test_workers_spread_over_the_managers():
