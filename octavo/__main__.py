@@ -5,7 +5,6 @@ This module only reads the command line; each verb is a module of `octavo.comman
 """
 
 import argparse
-import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -22,9 +21,9 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the verb on the command line. Exits 0, or 1 with one line on standard error that says what went wrong."""
-    options = _parser().parse_args()
-    run: Callable[[argparse.Namespace], None] = options.run
     try:
+        options = _parser().parse_args()
+        run: Callable[[argparse.Namespace], None] = options.run
         run(options)
     except KeyboardInterrupt:
         with suppress(OSError):
@@ -46,6 +45,8 @@ def main() -> None:
 
 
 def _up(options: argparse.Namespace) -> None:
+    import asyncio
+
     from deploy.local import Ports
     from octavo.commands.console import CommandFailed
     from octavo.commands.model import fetch_model, models_dir

@@ -55,7 +55,7 @@ def why_no_manager(address: str, own: Transport, error: grpc.RpcError) -> str:
         case _Heard.TLS if not own.certificate:
             return f"what answers at {address} speaks TLS, and wants to know its callers; {_SHOWN}"
         case _:
-            return _in_clear(address, heard, own) or f"what answers at {address} is no cache manager: {_words(error)}"
+            return _in_clear(address, heard, own) or _failed(address, error)
 
 
 def _in_clear(address: str, heard: _Heard, own: Transport) -> str | None:
@@ -65,8 +65,12 @@ def _in_clear(address: str, heard: _Heard, own: Transport) -> str | None:
     return f"what answers at {address} speaks no TLS, which {PREFIX}TLS_CA asks for"
 
 
-def _words(error: grpc.RpcError) -> str:
-    return f"{error.code().name}, {error.details()}" if isinstance(error, grpc.Call) else str(error)
+def _failed(address: str, error: grpc.RpcError) -> str:
+    if not isinstance(error, grpc.Call):
+        return f"cache manager {address}: {error}"
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return f"what answers at {address} is no cache manager; {PREFIX}CACHE_MANAGER or --cache-manager names one"
+    return f"cache manager {address}: {error.details() or error.code().name}"
 
 
 def _heard_at(address: str) -> _Heard:

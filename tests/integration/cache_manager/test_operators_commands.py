@@ -81,9 +81,16 @@ async def test_another_service_and_nobody_are_both_named_after_all_were_asked() 
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
         nobody = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with serving() as address:
-        why = f"^what answers at {address} is no cache manager: UNIMPLEMENTED.*; no cache manager answers at {nobody};"
+        why = f"^what answers at {address} is no cache manager; .*; no cache manager answers at {nobody};"
         with pytest.raises(CommandFailed, match=why):
             await asyncio.to_thread(audit, [address, nobody])
+
+
+async def test_one_that_listens_and_says_nothing_is_told_as_what_the_call_says_of_it() -> None:
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(CommandFailed, match=f"^cache manager {address}: "):
+            await asyncio.to_thread(reset, [address], None)
 
 
 def test_an_address_that_is_none_is_shown_before_anybody_is_called() -> None:
