@@ -175,7 +175,7 @@ class ServiceSettings(TransportSettings):
         return join_address(socket.gethostbyname(socket.gethostname()) if everywhere else host, port)
 
 
-_REASONS = dict.fromkeys(("byte_size", "byte_size_unit"), "wanted a number of bytes, as 512MiB or 2GiB")
+_REASONS: dict[str, str] = dict.fromkeys(("byte_size", "byte_size_unit"), "wanted a number of bytes, as 512MiB or 2GiB")
 """Where the library's own words say nothing of what would do."""
 
 S = TypeVar("S", bound=ServiceSettings)
