@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gateway.core.account import Account, account_of
-from octavo.tenants import Tenants, api_key_in, read_tenants
+from octavo.tenants import api_key_in, read_tenants
 
 log = logging.getLogger("octavo.gateway")
 
@@ -28,11 +28,6 @@ class Tenancy:
         self._secret = secret
         self._tenants = None if file is None else read_tenants(file)
         self._seen = _look(file)
-
-    @property
-    def tenants(self) -> Tenants | None:
-        """As the file last said; None without one."""
-        return self._tenants
 
     def account(self, metadata: Iterable[tuple[str, str | bytes]]) -> Account:
         """On whose account a call with this metadata is made.

@@ -66,15 +66,6 @@ class FairQueue(Generic[Flow, Item]):
         """Items that wait."""
         return len(self._flow_of)
 
-    def __contains__(self, item: Item) -> bool:
-        """Whether it waits."""
-        return item in self._flow_of
-
-    @property
-    def tokens(self) -> int:
-        """Of all items that wait."""
-        return sum(line.tokens for line in self._lines.values())
-
     def tokens_before(self, flow: Flow) -> float:
         """The most that is served before an item that came now as the last of its flow.
 

@@ -46,8 +46,6 @@ class Standing:
     """A worker as routing sees it. All counts are tokens."""
 
     info: WorkerInfo
-    heard: float
-    """When the fleet last spoke of it."""
     queued_tokens: int
     """Prompt tokens sent there and not yet computed."""
     queued_prompts: int
@@ -74,7 +72,6 @@ class _Member:
     """One worker process."""
 
     info: WorkerInfo
-    heard: float
     manager: str
     """Who spoke of it last."""
     vouched_for: bool = True
@@ -84,8 +81,8 @@ class _Member:
     since: _SinceReport = field(default_factory=_SinceReport)
     reserved: Reserved = field(default_factory=Reserved)
 
-    def hear(self, info: WorkerInfo, now: float, manager: str) -> None:
-        self.info, self.heard, self.manager = info, now, manager
+    def hear(self, info: WorkerInfo, manager: str) -> None:
+        self.info, self.manager = info, manager
         self.vouched_for, self.leaves_at = True, None
         self.reserved.reported()
         self.since = _SinceReport()
@@ -107,7 +104,6 @@ class _Member:
         held = max(0, load.held_blocks * block_size - self.since.ended)
         return Standing(
             info=self.info,
-            heard=self.heard,
             queued_tokens=self._queued_tokens(),
             queued_prompts=self._queued_prompts(),
             held_tokens=held + unseen.new_positions + perhaps.new_positions,
@@ -145,7 +141,7 @@ class Fleet:
     def apply(self, update: FleetUpdate, now: float, manager: str) -> None:
         """Take in what a cache manager says."""
         for info in update.workers:
-            self._hear(info, now, manager)
+            self._hear(info, manager)
         for worker in update.gone:
             member = self._members.get(worker)
             if member is not None and member.manager == manager:
@@ -257,14 +253,14 @@ class Fleet:
             for reservation in member.reserved:
                 assert self._reserved.get(reservation) == process_of(member.info), (worker, reservation)
 
-    def _hear(self, info: WorkerInfo, now: float, manager: str) -> None:
+    def _hear(self, info: WorkerInfo, manager: str) -> None:
         """Of two processes under one id, the one with the larger epoch is the worker."""
         member = self._members.get(info.worker_id)
         if member is not None and member.info.incarnation == info.incarnation:
             if member.info.epoch <= info.epoch:
-                member.hear(info, now, manager)
+                member.hear(info, manager)
         elif member is None or member.info.epoch < info.epoch:
-            self._members[info.worker_id] = _Member(info, now, manager)
+            self._members[info.worker_id] = _Member(info, manager)
 
     def _books_of(self, worker: WorkerId) -> tuple[Incarnation, Epoch, CacheEpoch] | None:
         member = self._members.get(worker)

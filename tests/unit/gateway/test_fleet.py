@@ -34,7 +34,6 @@ def test_a_snapshot_replaces_the_fleet_and_news_amend_it() -> None:
     fleet.apply(news(worker("d"), gone=("b", "never-there")), now=2.0, manager="m")
 
     assert {info.worker_id for info in fleet.workers} == {"c", "d"}
-    assert standing(fleet, "c").heard == 1.0
 
 
 def test_a_worker_that_nobody_knows_has_no_standing() -> None:
