@@ -152,7 +152,6 @@ class Engine:
 
         Judged after at least one more look of the loop.
         """
-        self._at_rest.clear()
         self._wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
