@@ -1,6 +1,6 @@
 """The gRPC front door: protobuf in, the dispatcher's events out as protobuf. No decision is made here."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar, cast
 
@@ -26,6 +26,9 @@ from octavo.wire.serve import beam_from_wire, finish_reason_to_wire
 MAX_REPLY_BYTES = 4 << 20
 """Of an answer that is as long as its caller makes it: what gRPC's clients take where nobody tells them otherwise."""
 
+PROMPT_LOGPROBS_A_MESSAGE = 8192
+"""Tokens. Each takes up to 270 bytes, with 20 of the likeliest in its place."""
+
 Reply = TypeVar("Reply", bound=Message)
 
 SERVICE_NAME = gateway_v1.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -49,7 +52,8 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
         try:
             async with aclosing(events):
                 async for event in events:
-                    yield event_to_wire(event)
+                    for part in parts_of(event):
+                        yield event_to_wire(part)
         except TimeoutError as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
@@ -65,7 +69,8 @@ class InferenceServicer(gateway_v1_grpc.InferenceServicer):
                 if isinstance(event, Exception):
                     yield gateway_v1.GenerateBatchReply(index=at, failure=failure_to_wire(event))
                 else:
-                    yield gateway_v1.GenerateBatchReply(index=at, reply=event_to_wire(event))
+                    for part in parts_of(event):
+                        yield gateway_v1.GenerateBatchReply(index=at, reply=event_to_wire(part))
 
     async def Tokenize(self, request: gateway_v1.TokenizeRequest, context: Context) -> gateway_v1.TokenizeReply:
         """Text or a conversation as token ids."""
@@ -213,6 +218,14 @@ def _prompt_from_wire(message: gateway_v1.GenerateRequest | gateway_v1.TokenizeR
 
 def _turn_from_wire(turn: gateway_v1.ChatMessage) -> ChatMessage:
     return ChatMessage(turn.role, turn.content, turn.tool_calls, turn.tool_call_id, turn.name)
+
+
+def parts_of(event: Event) -> Sequence[Event]:
+    """As what an event travels: a long prompt's logprobs in messages that plain clients take."""
+    if not isinstance(event, PromptLogprobs) or len(event.tokens) <= PROMPT_LOGPROBS_A_MESSAGE:
+        return (event,)
+    starts = range(0, len(event.tokens), PROMPT_LOGPROBS_A_MESSAGE)
+    return [PromptLogprobs(event.tokens[at : at + PROMPT_LOGPROBS_A_MESSAGE]) for at in starts]
 
 
 def event_to_wire(event: Event) -> gateway_v1.GenerateReply:

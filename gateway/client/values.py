@@ -123,7 +123,7 @@ def completion_of(events: Iterable[Event]) -> Completion:
     for event in events:
         match event:
             case PromptLogprobs():
-                prompt_logprobs = event.tokens
+                prompt_logprobs += event.tokens
             case Delta():
                 deltas[event.sample].append(event)
             case Finished():

@@ -28,10 +28,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely the prompt was: once, before the first Delta, where it was asked for."""
+    """How likely the prompt was: before the first Delta, where that was asked for; of a long one over gRPC in parts."""
 
     tokens: tuple[TokenLogprobs, ...]
-    """Of the prompt's second token and those behind it; the first has none."""
+    """Of the prompt's second token and those behind it; the first has none. Of the next ones in each further part."""
 
 
 class Delta(NamedTuple):

@@ -471,14 +471,14 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """Comes once, before the first delta."""
+    """Comes before the first delta, of a long prompt in parts of 8192 tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """of the prompt's second token and those behind it; the first has none"""
+        """of the prompt's second token and those behind it; the first has none; in a further"""
 
     def __init__(
         self,

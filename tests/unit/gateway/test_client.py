@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from gateway.client import AsyncClient
 from gateway.client.messages import event_from_wire, generation_to_wire
+from gateway.client.values import completion_of
 from gateway.core.events import Delta, Event, Finished, PromptLogprobs, Started, Usage
 from gateway.core.request import ChatMessage, ChatPrompt, Generation, TextPrompt, TokenPrompt
 from gateway.core.retries import NEVER
-from gateway.servicer import SERVICE_NAME, event_to_wire, generation_from_wire
+from gateway.servicer import PROMPT_LOGPROBS_A_MESSAGE, SERVICE_NAME, event_to_wire, generation_from_wire, parts_of
 from octavo.errors import InvalidRequest
 from octavo.ids import WorkerId
 from octavo.records.sampling import BeamSearch
 from octavo.records.serve import FinishReason, TokenLogprobs
+from octavo.sampling import MAX_TOP_LOGPROBS
 
 words = st.text(max_size=10)
 counts = st.integers(0, 2**32 - 1)
@@ -124,6 +126,28 @@ def test_a_prompt_of_another_type_is_told_which_there_are() -> None:
 
 def test_a_string_is_short_for_a_text_prompt_with_every_default() -> None:
     assert generation_from_wire(generation_to_wire("hi")) == Generation(prompt=TextPrompt("hi"))
+
+
+@pytest.mark.parametrize("tokens", [1, PROMPT_LOGPROBS_A_MESSAGE, 2 * PROMPT_LOGPROBS_A_MESSAGE + 1])
+def test_the_logprobs_of_a_long_prompt_come_in_messages_that_plain_clients_take(tokens: int) -> None:
+    """Token ids as large as there are, 20 in each place."""
+    top = tuple((2**32 - 1 - at, -float(at)) for at in range(MAX_TOP_LOGPROBS))
+    told = PromptLogprobs(tuple(TokenLogprobs(-float(at), top) for at in range(tokens)))
+    usage = Usage(
+        prompt_tokens=tokens + 1,
+        cached_tokens=0,
+        output_tokens=1,
+        worker_id=WorkerId("a"),
+        time_to_first_token_seconds=0.0,
+        total_seconds=0.0,
+    )
+
+    messages = [event_to_wire(part) for part in parts_of(told)]
+
+    assert len(messages) == -(-tokens // PROMPT_LOGPROBS_A_MESSAGE)
+    assert max(message.ByteSize() for message in messages) < 4 << 20
+    completion = completion_of([*map(event_from_wire, messages), usage])
+    assert completion.prompt_logprobs == told.tokens
 
 
 @pytest.mark.parametrize(
