@@ -28,6 +28,7 @@ from gateway.client import AsyncClient
 from gateway.core.events import Delta, Usage
 from gateway.core.request import Generation, TokenPrompt
 from octavo.commands.model import fetch_model
+from octavo.models import DEFAULT
 
 THREADS = 2
 MEMORY_ELSEWHERE = 45.0
@@ -272,7 +273,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small numbers of everything: shows that it runs")
     parser.add_argument("--only", nargs="+", choices=[one.name for one in WORKLOADS], help="these workloads")
     parser.add_argument("--repeats", type=int, default=3, help="of each workload (default: %(default)s)")
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--model", default=DEFAULT)
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     options = parser.parse_args()
     wanted = [one for one in WORKLOADS if options.only is None or one.name in options.only]

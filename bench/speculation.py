@@ -108,7 +108,7 @@ def draft_source(folder: ModelFolder, served: ModelFolder, options: RunnerOption
 def main() -> None:
     """Run and print the table."""
     parser = argparse.ArgumentParser(description="What guesses bring, with and without.")
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--model", default=models.DEFAULT)
     parser.add_argument("--draft", help="a model with the same tokens, which guesses")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="auto")

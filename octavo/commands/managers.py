@@ -15,7 +15,6 @@ from octavo.v1.cache_manager_pb2_grpc import CacheManagerStub
 
 Answer = TypeVar("Answer")
 
-
 Metadata = tuple[tuple[str, str], ...]
 
 
