@@ -108,6 +108,19 @@ async def test_a_worker_computes_on_in_its_blocks_and_then_where_it_stands(runne
     assert worker.ready == [True, False, True]
 
 
+async def test_steps_begin_without_a_manager_while_blocks_have_room(runner: FunctionRunner):
+    manager = Moody(lease_seconds=0.03)
+    async with worker_service(POOL, runner, manager) as worker:
+        held = await Held.begin(worker, runner)
+        manager.away = True
+        await until(lambda: manager.tries > 1)  # by a heartbeat, then to find it again
+        held.turnstile.let_through()
+        await held.turnstile.until_waiting(3)
+        manager.away = False
+        await held.finish()
+    assert runner.computed_tokens == computed_once(LONG)
+
+
 async def test_what_is_cancelled_meanwhile_is_freed_by_the_next_exchange(runner: FunctionRunner):
     manager = Moody()
     async with worker_service(POOL, runner, manager) as worker:
