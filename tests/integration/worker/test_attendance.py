@@ -323,6 +323,26 @@ async def test_who_says_that_the_epoch_is_over_is_asked_again_and_who_is_lost_is
     await worker.close()
 
 
+async def test_an_answer_renews_the_lease_from_when_it_was_asked_for(monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr(attendance, "_now", lambda: now)
+    manager = LedgerClient(lease_seconds=30.0)
+    worker = Attendance([manager], draw=lambda: 0.0)
+    await worker.join(REGISTRATION, idle_holder(), lambda: None)
+    assert worker.renewal_in == 10.0
+
+    def answer_late(_: Exchange) -> None:
+        nonlocal now
+        now = 109.0
+
+    now, manager.before_exchange = 107.0, answer_late
+    await worker.exchange(books.exchange(step=1)._replace(epoch=worker.epoch))
+    assert worker.renewal_in == 8.0
+    now = 130.0
+    assert worker.renewal_in == 0.0
+    await worker.close()
+
+
 async def test_workers_spread_over_the_managers():
     managers = [LedgerClient() for _ in range(2)]
     holder = idle_holder()
