@@ -2,7 +2,7 @@
 
 import ssl
 from enum import Enum, auto
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from socket import create_connection
 
 import grpc
@@ -15,7 +15,11 @@ _LOOK_SECONDS = 1.0
 """For whoever listens there."""
 
 _BELIEVED = f"{PREFIX}TLS_CA names the PEM file of the authorities to believe"
-_SHOWN = f"{PREFIX}TLS_CERT and {PREFIX}TLS_KEY those of a certificate to show, which cache managers ask for"
+_SHOWN = f"{PREFIX}TLS_CERT and {PREFIX}TLS_KEY name those of a certificate to show, which cache managers ask for"
+_NAMED = f"{PREFIX}TLS_PEER_NAME says which name the certificates of all services bear"
+
+_WRONG_NAME_CODES = (62, 64)
+"""OpenSSL's, for a certificate of another host or address (X509_V_ERR_HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH)."""
 
 
 class _Heard(Enum):
@@ -24,8 +28,9 @@ class _Heard(Enum):
     NOBODY = auto()
     TLS = auto()
     HTTP = auto()
-    """In clear, and not gRPC's."""
+    """In clear or over TLS, and not gRPC's."""
     OTHER = auto()
+    """In clear."""
 
 
 def why_no_gateway(address: str, own: Transport, error: Exception) -> str:
@@ -39,7 +44,7 @@ def why_no_gateway(address: str, own: Transport, error: Exception) -> str:
         case _Heard.TLS if not own.authorities:
             return f"what answers at {address} speaks TLS; {_BELIEVED}"
         case _:
-            return _in_clear(address, heard, own) or str(error)
+            return _about_tls(address, heard, own) or str(error)
 
 
 def why_no_manager(address: str, own: Transport, error: grpc.RpcError) -> str:
@@ -55,14 +60,26 @@ def why_no_manager(address: str, own: Transport, error: grpc.RpcError) -> str:
         case _Heard.TLS if not own.certificate:
             return f"what answers at {address} speaks TLS, and wants to know its callers; {_SHOWN}"
         case _:
-            return _in_clear(address, heard, own) or _failed(address, error)
+            return _about_tls(address, heard, own) or _failed(address, error)
 
 
-def _in_clear(address: str, heard: _Heard, own: Transport) -> str | None:
-    """For those who ask for TLS of somebody who does not speak it."""
-    if heard is _Heard.TLS or not own.authorities:
+def _about_tls(address: str, heard: _Heard, own: Transport) -> str | None:
+    """For those who have authorities to believe: why these are of no use there; None if they are, or there are none."""
+    if not own.authorities:
         return None
-    return f"what answers at {address} speaks no TLS, which {PREFIX}TLS_CA asks for"
+    if heard is not _Heard.TLS:
+        return f"what answers at {address} speaks no TLS, which {PREFIX}TLS_CA asks for"
+    host, port = split_address(address)
+    context = ssl.create_default_context(cadata=own.authorities.decode())
+    try:
+        with create_connection((host, port), timeout=_LOOK_SECONDS) as connection:
+            context.wrap_socket(connection, server_hostname=own.peer_name or host).close()
+    except ssl.SSLCertVerificationError as error:
+        what_helps = _NAMED if error.verify_code in _WRONG_NAME_CODES else _BELIEVED
+        return f"the certificate of what answers at {address} is not believed: {error.verify_message}; {what_helps}"
+    except OSError:
+        pass  # the call has found out more
+    return None
 
 
 def _failed(address: str, error: grpc.RpcError) -> str:
@@ -76,15 +93,18 @@ def _failed(address: str, error: grpc.RpcError) -> str:
 def _heard_at(address: str) -> _Heard:
     host, port = split_address(address)
     try:
-        if _speaks_tls(host, port):
-            return _Heard.TLS
+        in_tls = _spoken_in_tls(host, port)
     except OSError:
         return _Heard.NOBODY
-    return _Heard.HTTP if _speaks_http(host, port) else _Heard.OTHER
+    if in_tls is None:
+        return _Heard.HTTP if _speaks_http(HTTPConnection(host, port, timeout=_LOOK_SECONDS)) else _Heard.OTHER
+    if in_tls == "h2":
+        return _Heard.TLS
+    encrypted = HTTPSConnection(host, port, timeout=_LOOK_SECONDS, context=_whoever())
+    return _Heard.HTTP if _speaks_http(encrypted) else _Heard.TLS
 
 
-def _speaks_http(host: str, port: int) -> bool:
-    connection = HTTPConnection(host, port, timeout=_LOOK_SECONDS)
+def _speaks_http(connection: HTTPConnection) -> bool:
     try:
         connection.request("GET", "/version")
         connection.getresponse()
@@ -95,14 +115,23 @@ def _speaks_http(host: str, port: int) -> bool:
     return True
 
 
-def _speaks_tls(host: str, port: int) -> bool:
-    """Whether who listens there answers as TLS begins; who it is matters not. Raises OSError where nobody listens."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def _spoken_in_tls(host: str, port: int) -> str | None:
+    """What who listens there speaks in TLS: "h2", "http/1.1", or "" where it does not say; None: it speaks no TLS.
+
+    Raises OSError where nobody listens.
+    """
+    context = _whoever()
     context.set_alpn_protocols(["h2", "http/1.1"])
     with create_connection((host, port), timeout=_LOOK_SECONDS) as connection:
         try:
-            context.wrap_socket(connection, server_hostname=host).close()
+            with context.wrap_socket(connection, server_hostname=host) as encrypted:
+                return encrypted.selected_alpn_protocol() or ""
         except OSError:
-            return False
-    return True
+            return None
+
+
+def _whoever() -> ssl.SSLContext:
+    """For looking: who it is matters not."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context

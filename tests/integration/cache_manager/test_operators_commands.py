@@ -68,6 +68,27 @@ async def test_who_shows_a_cache_manager_no_certificate_is_told_where_one_is_tak
             await asyncio.to_thread(ask, address)
 
 
+@pytest.mark.parametrize(
+    ("identity", "authority", "why"),
+    [
+        ("manager.internal", "own", ".*mismatch.*; OCTAVO_TLS_PEER_NAME says which name"),
+        ("127.0.0.1", "another", ".*; OCTAVO_TLS_CA names the PEM file"),
+    ],
+)
+async def test_a_certificate_that_is_not_believed_is_told_with_the_variable_that_helps(
+    identity: str, authority: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authorities = {name: Authority(tmp_path / name) for name in ("own", "another") if (tmp_path / name).mkdir() is None}
+    serves = authorities["own"].issue("manager", identity)
+    for variable, value in authorities[authority].variables("caller").items():
+        monkeypatch.setenv(variable, value)
+    async with serving(read_transport(serves.certificate, serves.key, authorities["own"].file)) as address:
+        with pytest.raises(
+            CommandFailed, match=f"^the certificate of what answers at {address} is not believed: {why}"
+        ):
+            await asyncio.to_thread(audit, [address])
+
+
 async def test_a_cache_manager_in_clear_is_told_to_who_asks_for_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import ssl
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,24 @@ async def test_a_gateway_that_speaks_tls_is_told_with_the_variable_that_was_forg
             await asyncio.to_thread(stats, address, as_json=False)
     finally:
         await service.stop(0)
+
+
+async def test_the_port_of_the_http_api_is_told_over_tls_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("OCTAVO_TLS_CA", str(authority.file))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.issue("http").both)
+
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(CommandFailed, match=f"answers at {address} speaks HTTP; .*port for gRPC"):
+            await asyncio.to_thread(stats, address, as_json=False)
 
 
 async def test_a_gateway_in_clear_is_told_to_who_asks_for_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
