@@ -21,6 +21,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the verb on the command line. Exits 0, or 1 with one line on standard error that says what went wrong."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says beside our one line says nothing more
     try:
         options = _parser().parse_args()
         run: Callable[[argparse.Namespace], None] = options.run

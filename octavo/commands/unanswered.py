@@ -76,7 +76,8 @@ def _about_tls(address: str, heard: _Heard, own: Transport) -> str | None:
             context.wrap_socket(connection, server_hostname=own.peer_name or host).close()
     except ssl.SSLCertVerificationError as error:
         what_helps = _NAMED if error.verify_code in _WRONG_NAME_CODES else _BELIEVED
-        return f"the certificate of what answers at {address} is not believed: {error.verify_message}; {what_helps}"
+        why = error.verify_message.rstrip(".")
+        return f"the certificate of what answers at {address} is not believed: {why}; {what_helps}"
     except OSError:
         pass  # the call has found out more
     return None

@@ -1,6 +1,9 @@
 """`octavo audit` and `octavo reset` where they ask the wrong door, or in the wrong way."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -87,6 +90,21 @@ async def test_a_certificate_that_is_not_believed_is_told_with_the_variable_that
             CommandFailed, match=f"^the certificate of what answers at {address} is not believed: {why}"
         ):
             await asyncio.to_thread(audit, [address])
+
+
+async def test_what_went_wrong_is_one_line_and_nothing_else(tmp_path: Path) -> None:
+    """gRPC has lines of its own for handshakes."""
+    for name in ("own", "another"):
+        (tmp_path / name).mkdir()
+    caller = os.environ | Authority(tmp_path / "another").variables("caller")
+    async with serving(secured(Authority(tmp_path / "own"))) as address:
+        command = [sys.executable, "-m", "octavo", "audit", "--cache-manager", address]
+        ended = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, env=caller, check=False
+        )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"octavo: the certificate of what answers at {address} is not believed: ")
 
 
 async def test_a_cache_manager_in_clear_is_told_to_who_asks_for_tls(
