@@ -56,15 +56,21 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
         try:
             await context.write(v1.AttendReply(registered=registered_to_wire(registered)))
             async for request in stream:
-                exchange = exchange_from_wire(_exchange_message(request))
-                grant = self._manager.exchange(registration.worker_id, exchange, self._now())
-                await context.write(grant_to_wire(grant))
+                reply = self._answer(registration.worker_id, request)
+                del request  # now it is still in the core's cache; when the next one comes it is not
+                await context.write(reply)
+                del reply
         except Exception:
             refused = True
             raise
         finally:
             if not refused:
                 self._manager.stream_lost(registration.worker_id, registered.epoch)
+
+    def _answer(self, worker: WorkerId, request: v1.AttendRequest) -> v1.AttendReply:
+        """One exchange."""
+        exchange = exchange_from_wire(_exchange_message(request))
+        return grant_to_wire(self._manager.exchange(worker, exchange, self._now()))
 
     async def _restore(
         self, registration: Registration, requests: AsyncIterator[v1.AttendRequest]

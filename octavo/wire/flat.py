@@ -8,7 +8,6 @@ import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
-from struct import Struct
 from typing import Any, TypeVar, cast
 
 from octavo.errors import InvalidRequest
@@ -25,7 +24,7 @@ MAX_PARTS = 1 << 14
 """Of one kind in an exchange, or sequences in a part of an inventory: many times those of the largest batch. To read a
 million would hold up every other worker for seconds. Also of parts in an inventory, which then has 16 GB."""
 
-_PAIR = Struct("<II")
+_PAIR_BYTES = 8
 _BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -74,10 +73,11 @@ def unpack_pairs(field: str, raw: bytes, make: FromPair[_Record], most: int = sy
     """A record of every pair of values."""
     if not raw:
         return ()
-    if len(raw) % _PAIR.size:
-        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of {_PAIR.size}")
-    require_few(field, len(raw) // _PAIR.size, most)
-    return tuple(map(make, _PAIR.iter_unpack(raw)))
+    if len(raw) % _PAIR_BYTES:
+        raise InvalidRequest(f"{field}: {len(raw)} bytes, wanted a multiple of {_PAIR_BYTES}")
+    require_few(field, len(raw) // _PAIR_BYTES, most)
+    words = unpack(field, raw)
+    return tuple([make((words[at], words[at + 1])) for at in range(0, len(words), 2)])
 
 
 def runs_of(field: str, words: "array[int]", head: int, most: int = sys.maxsize) -> list[tuple[int, int, int]]:
