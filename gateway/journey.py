@@ -142,6 +142,8 @@ class Journey:
 
     def _take_loss(self, visit: Visit, error: OctavoError) -> None:
         """Learn from the end of a visit; raises it when the request is not to go on."""
+        if self._shared.ended_by is not None:  # it is this gateway that leaves, and no worker
+            raise self._shared.ended_by
         process = process_of(visit.worker)
         if self._transcript.output_tokens:
             self._begun_on = visit.worker.pool

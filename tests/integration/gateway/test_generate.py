@@ -491,8 +491,12 @@ async def test_what_a_draining_gateway_cannot_end_in_time_is_refused_with_its_ty
         assert front.at_rest()
 
 
-async def test_a_gateway_that_drains_has_told_every_client_before_it_stops(fleet: FakeFleet, tmp_path: Path) -> None:
-    """S57: nobody of many sees a bare CANCELLED or UNAVAILABLE, as a server leaves that stops in mid-call."""
+async def test_a_gateway_that_drains_has_told_every_client_before_it_stops(
+    fleet: FakeFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S57: nobody of many sees a bare CANCELLED or UNAVAILABLE, as a server leaves that stops in mid-call. Nor does an
+    operator read that workers were lost."""
+    caplog.set_level("INFO", "octavo.gateway")
     async with gateway(fleet, tmp_path, Bounds(max_running=128)) as front:
         for worker in fleet.workers:
             worker.gate.clear()
@@ -505,6 +509,7 @@ async def test_a_gateway_that_drains_has_told_every_client_before_it_stops(fleet
         ends = await asyncio.gather(*requests, return_exceptions=True)
         assert left == 0
         assert {type(end) for end in ends} == {Draining}
+        assert "worker_lost_under_request" not in caplog.messages
 
 
 # ---- what else can be asked, and the clients -----------------------------------------------------------------
