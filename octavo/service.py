@@ -218,4 +218,8 @@ async def is_ready(channel: grpc.aio.Channel, timeout_seconds: float = 2.0) -> b
 if __name__ == "__main__":
     if len(sys.argv) != 3 or sys.argv[1] != "probe":
         sys.exit("usage: python -m octavo.service probe HOST:PORT")
-    sys.exit(0 if probe(sys.argv[2], transport=TransportSettings().transport()) else 1)
+    try:
+        own = TransportSettings().transport()
+    except ValueError as error:
+        sys.exit(str(error))
+    sys.exit(0 if probe(sys.argv[2], transport=own) else 1)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from octavo.commands.console import CommandFailed
+from octavo.commands.environment import settings
 from octavo.settings import ModelsSettings
 
 
@@ -23,5 +24,9 @@ def fetch_model(model: str) -> Path:
 
 
 def models_dir() -> Path:
-    """Where models lie: OCTAVO_MODELS_DIR, or a folder of the user's cache."""
-    return ModelsSettings().models_dir
+    """Where models lie: OCTAVO_MODELS_DIR, or a folder of the user's cache.
+
+    Raises:
+        CommandFailed: it is unset, and the user has no home.
+    """
+    return settings(ModelsSettings).models_dir

@@ -14,6 +14,7 @@ from deploy.process import StartFailed
 from octavo.__main__ import main
 from octavo.commands.console import CommandFailed, as_curl, readable
 from octavo.commands.key import draw_key
+from octavo.commands.model import models_dir
 from octavo.commands.problems import explained, speaking_to
 from octavo.errors import QueueFull, Unauthenticated, UnknownModel
 from octavo.transport import FLEET_KEY
@@ -86,6 +87,12 @@ def test_the_last_words_of_a_process_are_made_readable() -> None:
 def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
     with pytest.raises(Exception, match="nothing answers at host:1; `octavo up` starts it"), speaking_to("host:1"):
         raise ConnectionRefusedError("[Errno 111] connect")
+
+
+def test_a_user_without_a_home_is_told_which_variable_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_MODELS_DIR", "~nobody-of-this-name/models")
+    with pytest.raises(CommandFailed, match=r"^OCTAVO_MODELS_DIR: wanted a folder without ~ "):
+        models_dir()
 
 
 def test_an_address_that_is_none_is_shown_before_anybody_is_called() -> None:

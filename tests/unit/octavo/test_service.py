@@ -109,6 +109,13 @@ async def test_the_probe_command_tells_readiness_by_its_exit_code(ready: bool, c
         assert done.returncode == code, done.stderr
 
 
+def test_the_probe_command_says_which_variable_is_wrong() -> None:
+    env = os.environ | {"OCTAVO_TLS_CA": "/absent.pem"}
+    command = [sys.executable, "-m", "octavo.service", "probe", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (1, "OCTAVO_TLS_CA: /absent.pem: No such file or directory\n")
+
+
 async def test_reflection_lists_what_is_served() -> None:
     async with serving() as service, open_channel(address(service)) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
