@@ -191,11 +191,20 @@ class Cluster:
             await self.kill()
             raise
 
-    async def _start(self) -> None:
+    def check(self) -> None:
+        """Look for what would fail the start, as the start does itself: nothing has been started or fetched yet.
+
+        Raises:
+            StartFailed: a port is taken, the services could not call one another over TLS, or there is a tenants file
+                and OCTAVO_API_KEY holds no key of it.
+        """
         self._check_key()
         self._transport = _transport_of(self.gateway.env)
         _, http_port = split_address(self.gateway.env["OCTAVO_HTTP_LISTEN"])
         _check_free(self.gateway.port, http_port, self.manager.port)
+
+    async def _start(self) -> None:
+        self.check()
         await self.redis.start()
         await self.redis.serving()
         for process in (*self.managers, *self.gateways):

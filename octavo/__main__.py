@@ -51,15 +51,12 @@ def _up(options: argparse.Namespace) -> None:
     from deploy.local import Ports
     from octavo.commands.console import CommandFailed
     from octavo.commands.model import fetch_model, models_dir
-    from octavo.commands.up import up
+    from octavo.commands.up import checked_cluster, up
     from octavo.models import find
 
     models = [model.strip() for model in options.model.split(",")]
     if len(models) > options.workers:
         raise CommandFailed(f"--model names {len(models)} models, --workers {options.workers} can serve one each")
-    for model in models:
-        fetch_model(model)
-    names = [find(model, models_dir()).name for model in models]
     env = {
         "OCTAVO_MODEL": options.model,
         "OCTAVO_KV_MEMORY": options.kv_memory,
@@ -67,12 +64,17 @@ def _up(options: argparse.Namespace) -> None:
         "OCTAVO_THREADS": options.threads and str(options.threads),
     }
     given = {name: value for name, value in env.items() if value is not None}
+    cluster = checked_cluster(workers=options.workers, ports=Ports(*_ports_of(options)), env=given)
+    for model in models:
+        fetch_model(model)
+    asyncio.run(up(cluster, [find(model, models_dir()).name for model in models]))
+
+
+def _ports_of(options: argparse.Namespace) -> tuple[int, int, int]:
+    """Of the gateway, its HTTP API, and the cache manager; 0: any free one."""
     http_port = (options.port and options.port + 1) if options.http_port is None else options.http_port
     manager_port = defaults.MANAGER_PORT if options.port == defaults.PORT else 0
-    if options.manager_port is not None:
-        manager_port = options.manager_port
-    ports = Ports(grpc=options.port, http=http_port, manager=manager_port)
-    asyncio.run(up(workers=options.workers, ports=ports, env=given, models=names))
+    return options.port, http_port, manager_port if options.manager_port is None else options.manager_port
 
 
 def _chat(options: argparse.Namespace) -> None:

@@ -13,15 +13,24 @@ from octavo.commands import defaults
 from octavo.commands.console import ServiceLog, as_curl, err, out
 
 
-async def up(*, workers: int, ports: Ports, env: dict[str, str], models: Sequence[str]) -> None:
-    """Start a cluster and keep it running, crashed services included, until the caller is told to stop.
+def checked_cluster(*, workers: int, ports: Ports, env: dict[str, str]) -> Cluster:
+    """A cluster that shows what its services write, before anything is started, or fetched for it.
 
     Raises:
-        StartFailed: a service did not come up.
+        StartFailed: it could not start.
         FileNotFoundError: there is no redis-server.
     """
     names = ["octavo", "redis", "manager", *worker_names(workers), "gateway"]
     cluster = Cluster(workers=workers, ports=ports, env=env, on_line=ServiceLog(names))
+    cluster.check()
+    return cluster
+
+
+async def up(cluster: Cluster, models: Sequence[str]) -> None:
+    """Start a cluster and keep it running, crashed services included, until the caller is told to stop.
+
+    Raises StartFailed where a service did not come up.
+    """
     await _until_interrupted(_serve(cluster, models), cluster)
 
 

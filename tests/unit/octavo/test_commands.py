@@ -18,6 +18,7 @@ from octavo.commands.model import models_dir
 from octavo.commands.problems import explained, speaking_to
 from octavo.errors import QueueFull, Unauthenticated, UnknownModel
 from octavo.transport import FLEET_KEY
+from tests.support.certificates import Authority
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +88,21 @@ def test_the_last_words_of_a_process_are_made_readable() -> None:
 def test_a_refused_connection_names_the_address_and_the_way_out() -> None:
     with pytest.raises(Exception, match="nothing answers at host:1; `octavo up` starts it"), speaking_to("host:1"):
         raise ConnectionRefusedError("[Errno 111] connect")
+
+
+def test_what_keeps_a_fleet_from_its_start_is_told_before_a_model_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in Authority(tmp_path).variables("own").items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("OCTAVO_TLS_CA")
+    monkeypatch.setenv("OCTAVO_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setattr(sys, "argv", ["octavo", "up", "--port", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("octavo: OCTAVO_TLS_CA: unset, OCTAVO_TLS_CERT wants it beside itself: ")
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_user_without_a_home_is_told_which_variable_helps(monkeypatch: pytest.MonkeyPatch) -> None:
