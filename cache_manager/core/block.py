@@ -57,12 +57,20 @@ class Block:
         twin.references, twin.state, twin.time = self.references, self.state, self.time
         return twin
 
+    def part(self) -> None:
+        """Let go of all other blocks, and of itself: its pool is gone."""
+        self.previous = self.next = NOWHERE
+        self.parent = self.after = None
+
     def __str__(self) -> str:
         return str(self.number)
 
     def __repr__(self) -> str:
         return f"Block({self.number})"
 
+
+NOWHERE = Block(BlockId(-1))
+"""Where a block's links lead when its pool is gone."""
 
 Parent = Block | BlockHash
 """What stands before a block: a published block, or the root of its chain."""

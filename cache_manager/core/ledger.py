@@ -23,7 +23,7 @@ Grants also tell the worker what it needs to have these books opened again if th
 """
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -76,7 +76,7 @@ class Ledger:
         self.spec = spec
         self.epoch = epoch
         self.cache_epoch = cache_epoch
-        self._root = lru_cache(_ROOTS_REMEMBERED)(self._compute_root)
+        self._root = _roots(spec, cache_epoch)
         self._pool = books.pool
         self._index = books.index
         self._vocabulary = books.vocabulary
@@ -274,7 +274,7 @@ class Ledger:
         """
         assert cache_epoch > self.cache_epoch, f"cache epoch {cache_epoch} after {self.cache_epoch}"
         self.cache_epoch = cache_epoch
-        self._root.cache_clear()
+        self._root = _roots(self.spec, cache_epoch)
         self._flights.end_all()
         for table in self._tables.values():
             table.forget()
@@ -330,9 +330,6 @@ class Ledger:
 
     def _draft(self) -> Draft:
         return Draft(self.spec, self._vocabulary, self._tables)
-
-    def _compute_root(self, scope: Scope) -> BlockHash:
-        return self.spec.chain_root(scope, self.cache_epoch).hash()
 
     def _attach(self, attach: Attach) -> int | WaitFor:
         sequence, tokens, size = attach.sequence, attach.tokens, self.spec.block_size
@@ -539,6 +536,15 @@ class Ledger:
             except PoolExhausted:
                 unmet.append(sequence)
         return unmet
+
+
+def _roots(spec: PoolSpec, cache_epoch: CacheEpoch) -> Callable[[Scope], BlockHash]:
+    """Scope -> the root of its chains, which knows the latest ones. It does not know the books, which hold it."""
+
+    def root(scope: Scope) -> BlockHash:
+        return spec.chain_root(scope, cache_epoch).hash()
+
+    return lru_cache(_ROOTS_REMEMBERED)(root)
 
 
 def is_compiled() -> bool:

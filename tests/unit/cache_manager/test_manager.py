@@ -1,10 +1,12 @@
 """The single writer, without a wire: time is an argument."""
 
+import gc
 from typing import Any
 
 import pytest
 
 from cache_manager.change_queue import ChangeQueue
+from cache_manager.core.block import Block
 from cache_manager.manager import Manager
 from octavo.errors import Draining, InvalidRequest, OctavoError, StaleEpoch, UnknownSequence, UnknownWorker
 from octavo.ids import Epoch, Incarnation, WorkerId
@@ -225,3 +227,29 @@ def test_an_unknown_epoch_is_stale_whoever_asks(manager: Manager) -> None:
         worker.exchange(epoch=Epoch(worker.epoch + 1))
     with pytest.raises(StaleEpoch):
         manager.exchange(WorkerId("stranger"), books.exchange()._replace(epoch=worker.epoch), NOW)
+
+
+def test_dropped_books_are_gone_before_the_collector_comes(manager: Manager) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = _blocks_in_memory()
+        workers = [_busy_worker(manager) for _ in range(3)]
+        assert 1000 <= _blocks_in_memory() - before < 1100, "the books of the last epoch alone"
+        manager.stream_lost(workers[-1].worker_id, workers[-1].epoch)
+        assert _blocks_in_memory() - before < 100
+    finally:
+        gc.enable()
+
+
+def _busy_worker(manager: Manager) -> Worker:
+    """Its books have chains that part, cached blocks and a sequence that lives."""
+    worker = Worker(manager, num_blocks=1000)
+    worker.compute(1, TOKENS)
+    worker.exchange(finished=[1])
+    worker.exchange(attaches={2: [*TOKENS[:5], *TOKENS]})
+    return worker
+
+
+def _blocks_in_memory() -> int:
+    return sum(isinstance(each, Block) for each in gc.get_objects())
