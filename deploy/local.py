@@ -25,6 +25,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import octavo
+from deploy.handshake import why_unbelieved
 from deploy.process import LOOPBACK, OnLine, Process, StartFailed, how_it_ended, log_event
 from deploy.redis_binary import redis_command
 from octavo.errors import Unauthenticated
@@ -395,19 +396,31 @@ def _transport_of(env: Mapping[str, str]) -> Transport:
 
     Raises:
         StartFailed: a file is not what it should be, or they would be served over TLS and called in clear, or the other
-            way round; names the variable.
+            way round, or with a certificate that they would not believe; names the variable.
     """
     names = {name: f"{PREFIX}{name.upper()}" for name in TransportSettings.model_fields}
     given = {name: env[variable] for name, variable in names.items() if env.get(variable)}
     try:
-        transport = TransportSettings.model_validate(given).transport()
+        settings = TransportSettings.model_validate(given)
+        transport = settings.transport()
     except ValueError as error:
         raise StartFailed(str(error)) from error
     if bool(transport.certificate) != bool(transport.authorities):
         missing, there = ("CA", "CERT") if transport.certificate else ("CERT", "CA")
         why = "services that are all on one machine are served over TLS and call one another over TLS, or neither"
         raise StartFailed(f"{PREFIX}TLS_{missing}: unset, {PREFIX}TLS_{there} wants it beside itself: {why}")
+    if settings.tls_cert and settings.tls_key and settings.tls_ca:
+        _check_believed(settings.tls_cert, settings.tls_key, settings.tls_ca, settings.tls_peer_name or LOOPBACK)
     return transport
+
+
+def _check_believed(certificate: Path, key: Path, authorities: Path, host: str) -> None:
+    """Raise StartFailed where services with this certificate would not believe one another when called at `host`."""
+    if why := why_unbelieved(certificate, key, authorities, host):
+        raise StartFailed(
+            f"{PREFIX}TLS_CERT: {certificate} with {PREFIX}TLS_KEY {key} is not believed at {host}, where the services "
+            f"call one another ({PREFIX}TLS_PEER_NAME names another host), by {PREFIX}TLS_CA {authorities}: {why}"
+        )
 
 
 def _announced_port(line: str) -> int | None:

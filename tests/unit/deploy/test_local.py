@@ -61,6 +61,45 @@ async def test_services_that_could_not_call_one_another_over_tls_are_not_started
     assert not any(process.running for process in cluster.processes)
 
 
+async def _why_not_started(variables: dict[str, str]) -> str:
+    cluster = Cluster(env=variables)
+    with pytest.raises(StartFailed) as failed:
+        await cluster.start()
+    assert not any(process.running for process in cluster.processes)
+    return str(failed.value)
+
+
+async def test_a_certificate_for_another_host_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    other = authority.issue("other", "octavo.example")
+    files = {
+        "OCTAVO_TLS_CERT": str(other.certificate),
+        "OCTAVO_TLS_KEY": str(other.key),
+        "OCTAVO_TLS_CA": str(authority.file),
+    }
+
+    why = await _why_not_started(files)
+    assert why.startswith(f"OCTAVO_TLS_CERT: {other.certificate} with OCTAVO_TLS_KEY {other.key} is not believed at ")
+    assert why.endswith("certificate is not valid for '127.0.0.1'.")
+    assert "at nowhere.example, " in await _why_not_started(files | {"OCTAVO_TLS_PEER_NAME": "nowhere.example"})
+    Cluster(env=files | {"OCTAVO_TLS_PEER_NAME": "octavo.example"}).check()
+
+
+async def test_a_certificate_of_an_authority_that_is_not_believed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    believed = {"OCTAVO_TLS_CA": str(Authority(tmp_path / "other").file)}
+
+    why = await _why_not_started(Authority(tmp_path).variables("own") | believed)
+    assert why.endswith(": unable to get local issuer certificate")
+
+
+async def test_a_key_of_another_certificate_is_told(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    key = {"OCTAVO_TLS_KEY": str(authority.issue("other").key)}
+
+    assert (await _why_not_started(authority.variables("own") | key)).endswith(": KEY_VALUES_MISMATCH")
+
+
 @pytest.mark.parametrize("ports", [Ports(0, 4711, 4711), Ports(4711, 4711, 0), Ports(4711, 0, 4711)])
 async def test_a_port_that_two_services_shall_have_is_told_before_anything_is_started(ports: Ports) -> None:
     cluster = Cluster(ports=ports)
