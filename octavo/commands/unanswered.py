@@ -15,7 +15,7 @@ _LOOK_SECONDS = 1.0
 """For whoever listens there."""
 
 _BELIEVED = f"{PREFIX}TLS_CA names the PEM file of the authorities to believe"
-_SHOWN = f"{PREFIX}TLS_CERT and {PREFIX}TLS_KEY name those of a certificate to show, which cache managers ask for"
+_SHOWN = f"{PREFIX}TLS_CERT and {PREFIX}TLS_KEY name the files of a certificate to show, which cache managers ask for"
 _NAMED = f"{PREFIX}TLS_PEER_NAME says which name the certificates of all services bear"
 
 _WRONG_NAME_CODES = (62, 64)
