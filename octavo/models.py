@@ -98,15 +98,15 @@ def find(model: str, models_dir: Path) -> ModelFolder:
         return describe(name or _display_name(base), path)
     if not folder:
         raise ValueError(f"{model!r} names no adapter behind its +")
-    adapter = _adapter(Path(folder).expanduser().resolve())
+    adapter = _adapter(_place(folder).resolve())
     return replace(describe(name or adapter.path.name, path), adapter=adapter)
 
 
 def parts_of(model: str) -> ModelName:
     """The parts of what an operator writes. A path that is there is no other name, whatever signs are in it."""
-    named = None if Path(model).expanduser().exists() else _NAMED.fullmatch(model)
+    named = None if _place(model).exists() else _NAMED.fullmatch(model)
     name, rest = named.groups() if named else (None, model)
-    if Path(rest).expanduser().exists():
+    if _place(rest).exists():
         return ModelName(name, rest, None)
     base, plus, adapter = rest.partition("+")
     return ModelName(name, base, adapter if plus else None)
@@ -137,7 +137,7 @@ def location(model: str, models_dir: Path) -> Path:
         return models_dir / DEFAULT
     if gguf := gguf_of(model):
         return models_dir / f"{_display_name(model)}-{_file_tag(gguf)}"
-    folder = Path(model).expanduser()
+    folder = _place(model)
     if model and folder.is_dir():
         return folder.resolve()
     if is_hub_id(model):
@@ -156,7 +156,7 @@ def gguf_of(model: str) -> Path | None:
     Raises:
         ValueError: the folder holds several of them, and no config.json.
     """
-    place = Path(model).expanduser().resolve()
+    place = _place(model).resolve()
     if not model or model == DEFAULT:
         return None
     if place.is_file():
@@ -188,8 +188,13 @@ def weight_files(folder: Path) -> list[Path]:
     return [single]
 
 
+def _place(name: str) -> Path:
+    """Of a folder or a file. The ~ of somebody who has no home stays: there is no such place."""
+    return Path(os.path.expanduser(name))  # that of pathlib raises a RuntimeError there
+
+
 def _display_name(model: str) -> str:
-    place = Path(model).expanduser().resolve()
+    place = _place(model).resolve()
     if model != DEFAULT and place.is_dir():
         return place.name
     return place.stem if gguf_of(model) else model
@@ -299,7 +304,7 @@ def _file_tag(file: Path) -> str:
 
 
 def _present(file: Path) -> Path:
-    if not file.exists():
+    if not file.is_file():
         raise FileNotFoundError(f"{file.parent} lacks {file.name}")
     return file
 

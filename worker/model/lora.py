@@ -65,10 +65,28 @@ def _compiled(pattern: str) -> str:
     return pattern
 
 
+def _ending(key: str) -> str:
+    """A pattern for the names of modules that end with `key`, from a dot on."""
+    return rf"(.*\.)?({key})$"
+
+
+def _compiled_ending(key: str) -> str:
+    _compiled(_ending(key))
+    return key
+
+
+def _of_float32(value: float) -> float:
+    largest = torch.finfo(torch.float32).max
+    if abs(value) > largest:
+        raise ValueError(f"float32 ends at {largest:.4g}")
+    return value
+
+
 _Pattern = Annotated[str, AfterValidator(_compiled)]
+_Ending = Annotated[str, AfterValidator(_compiled), AfterValidator(_compiled_ending)]
 _Rank = Annotated[int, Field(ge=1)]
 _T = TypeVar("_T")
-_Alpha = Annotated[float, Field(allow_inf_nan=False)]
+_Alpha = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_of_float32)]
 
 
 class _Config(BaseModel):
@@ -80,8 +98,8 @@ class _Config(BaseModel):
     r: _Rank
     lora_alpha: _Alpha
     use_rslora: bool = False
-    rank_pattern: dict[_Pattern, _Rank] | None = None
-    alpha_pattern: dict[_Pattern, _Alpha] | None = None
+    rank_pattern: dict[_Ending, _Rank] | None = None
+    alpha_pattern: dict[_Ending, _Alpha] | None = None
     target_modules: list[str] | _Pattern
     bias: Literal["none"] = "none"
     init_lora_weights: Literal[True, False, "gaussian", "orthogonal", "eva"] | None = None
@@ -105,7 +123,7 @@ class _Config(BaseModel):
 
 def _first_match(patterns: Mapping[str, _T] | None, module: str, otherwise: _T) -> _T:
     """What the first pattern says that a module's name ends with, from a dot on."""
-    found = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    found = (value for key, value in (patterns or {}).items() if re.match(_ending(key), module))
     return next(found, otherwise)
 
 

@@ -111,7 +111,12 @@ def test_a_head_that_was_tied_gets_its_own_weight_and_the_embedding_stays(tiny: 
         ({"peft_type": "IA3"}, "peft_type: 'IA3': Input should be 'LORA'"),
         ({"r": 0}, "r: 0: Input should be greater than or equal to 1"),
         ({"lora_alpha": "much"}, "lora_alpha: 'much': Input should be a valid number"),
+        ({"lora_alpha": 1e39}, "lora_alpha: 1e+39: float32 ends at 3.403e+38"),
         ({"rank_pattern": {"(": 2}}, "rank_pattern: '(': no regular expression: missing )"),
+        (
+            {"alpha_pattern": {"(?i)Q": 2}},
+            "alpha_pattern: '(?i)Q': no regular expression: global flags not",
+        ),
         ({"target_modules": None}, "target_modules: None: Input should be"),
         ({"bias": "lora_only"}, "bias: 'lora_only': Input should be 'none'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa': Input should be"),

@@ -118,7 +118,9 @@ def test_fetched_models_are_found_by_their_names(tmp_path: Path) -> None:
     assert [model.path.name for model in found] == ["smollm2", "someone--something"]
 
 
-@pytest.mark.parametrize("model", ["", "nonsense", "a/b/c", "../up", "org/", "/nowhere/at/all", "http://x/y"])
+@pytest.mark.parametrize(
+    "model", ["", "nonsense", "a/b/c", "../up", "org/", "/nowhere/at/all", "~nobody/x", "http://x/y"]
+)
 def test_what_is_no_name_of_a_model_is_refused(model: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is neither 'smollm2', nor a folder or GGUF file, nor a hub id"):
         models.find(model, tmp_path)
