@@ -120,7 +120,9 @@ def models_of(config: GatewaySettings) -> list[ServedModel]:
     served = [_served(models.find(model, config.models_dir), public) for model in config.model]
     for name, count in Counter(model.name for model in served).items():
         if count > 1:
-            raise ValueError(f"model: {count} of {len(served)} are called {name}, wanted 1")
+            raise ValueError(
+                f"model: {count} of {len(served)} are called {name}, wanted 1; NAME= before one of them calls it NAME"
+            )
     return served
 
 

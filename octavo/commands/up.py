@@ -77,6 +77,7 @@ def _greet(cluster: Cluster, models: Sequence[str]) -> None:
     )
     of = f" --model {shlex.quote(models[0])}" if len(set(models)) > 1 else ""
     out.print(f'  octavo chat{at}{of} "Why is the sky blue?"', markup=False, soft_wrap=True)
+    out.print(f'  octavo explain{at}{of} "Why is the sky blue?"', markup=False, soft_wrap=True)
     out.print(f"  octavo stats{at}")
     out.print(f"  octavo audit{managed_at}")
     out.print(f"  octavo reset{managed_at}\n")

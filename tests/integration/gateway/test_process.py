@@ -241,6 +241,17 @@ async def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> 
                 pass
 
 
+async def test_two_models_of_one_name_are_refused_with_the_way_to_tell_them_apart(tmp_path: Path) -> None:
+    first, second = (words.save_model(tmp_path / folder / "words") for folder in "ab")
+    async with fake_fleet() as fleet:
+        why = "model: 2 of 2 are called words, wanted 1; NAME= before one of them calls it NAME"
+        with pytest.raises(StartFailed, match=why):
+            async with gateway_process(
+                fleet.manager.address, f"redis://{LOOPBACK}:9/0", first, OCTAVO_MODEL=f"{first},{second}"
+            ):
+                pass
+
+
 async def test_it_follows_its_tenants_file_and_shows_no_secret(tmp_path: Path) -> None:
     file = write_tenants(tmp_path / "tenants.toml", acme="first key")
     settings = {"OCTAVO_TENANTS_FILE": str(file), "OCTAVO_SALT_SECRET": "hush"}
