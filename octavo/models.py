@@ -98,8 +98,23 @@ def find(model: str, models_dir: Path) -> ModelFolder:
         return describe(name or _display_name(base), path)
     if not folder:
         raise ValueError(f"{model!r} names no adapter behind its +")
-    adapter = _adapter(_place(folder).resolve())
+    adapter = adapter_in(_place(folder).resolve())
     return replace(describe(name or adapter.path.name, path), adapter=adapter)
+
+
+def adapter_in(folder: Path) -> Adapter:
+    """The adapter that lies in a folder now.
+
+    Config and weights are small, so all of them are read: two versions differ in no other way.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or a file is missing.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"adapter {folder} is no folder")
+    config, weights = _present(folder / ADAPTER_CONFIG), _present(folder / ADAPTER_WEIGHTS)
+    with weights.open("rb") as content:
+        return Adapter(path=folder, digest=digest_of(config.read_bytes(), file_digest(content, "sha256").digest()))
 
 
 def parts_of(model: str) -> ModelName:
@@ -286,15 +301,6 @@ def _pages(content: BinaryIO, begin: int, length: int) -> Iterator[bytes]:
     for page in range(_PAGES_PER_TENSOR):
         content.seek(begin + page * (length - _PAGE_BYTES) // (_PAGES_PER_TENSOR - 1))
         yield content.read(_PAGE_BYTES)
-
-
-def _adapter(folder: Path) -> Adapter:
-    """An adapter's config and weights are small, so all of them are read: two versions differ in no other way."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"adapter {folder} is no folder")
-    config, weights = _present(folder / ADAPTER_CONFIG), _present(folder / ADAPTER_WEIGHTS)
-    with weights.open("rb") as content:
-        return Adapter(path=folder, digest=digest_of(config.read_bytes(), file_digest(content, "sha256").digest()))
 
 
 def _file_tag(file: Path) -> str:

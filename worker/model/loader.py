@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from octavo.models import ModelFolder, weight_files
+from octavo.models import ModelFolder, adapter_in, weight_files
 from worker.kernels import Attend, choose, native_build, small_ops
 from worker.kv_pool import PoolShape
 from worker.model import linear, llama_weights, lora
@@ -122,6 +122,7 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
     model = _load_weights(folder, dtype, device)
     if adapter is not None:
         adapter.merge_into(model)
+        _require_unchanged(folder)
     windows = _windows(text)
     options = probe(model, shape, windows)
     attend = attend or choose(device=device, dtype=dtype, kv_dtype=kv_dtype, head_dim=shape.head_dim, options=options)
@@ -134,6 +135,12 @@ def load(  # noqa: PLR0913 - by keyword, each of its own kind
     else:
         forward = GenericModel(model, attend)
     return LoadedModel(forward=forward, shape=shape, dtype=dtype, device=device)
+
+
+def _require_unchanged(folder: ModelFolder) -> None:
+    """What was merged is what the fleet is told: a version that came meanwhile would pass for the one before it."""
+    if folder.adapter is not None and adapter_in(folder.adapter.path) != folder.adapter:
+        raise ValueError(f"{folder.adapter.path}: other files came while the model was loaded; start again")
 
 
 def _return_freed_memory() -> None:

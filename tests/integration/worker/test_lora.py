@@ -250,3 +250,13 @@ def test_a_file_that_is_no_safetensors_is_refused_by_its_path(content: bytes, ti
     file.write_bytes(content)
     with pytest.raises(ValueError, match=f"{file} is not a safetensors file: "):
         lora.read(adapter)
+
+
+def test_a_version_that_comes_while_a_model_is_loaded_does_not_pass_for_the_one_before(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """S8: its blocks would go by the digest of other weights."""
+    folder = models.find(f"{tiny}+{save_adapter(tmp_path / 'a', tiny, seed=1)}", tmp_path)
+    save_adapter(tmp_path / "a", tiny, seed=2)
+    with pytest.raises(ValueError, match=f"{tmp_path / 'a'}: other files came while the model was loaded"):
+        load(folder, dtype=torch.float32, device=CPU, block_size=16)
