@@ -8,6 +8,7 @@ import grpc
 
 from cache_manager.core.restoration import Restoration
 from cache_manager.manager import Manager
+from octavo.collector import collector_at_rest
 from octavo.errors import InvalidRequest, OctavoError, StaleEpoch
 from octavo.ids import SequenceId, WorkerId
 from octavo.records.attend import Registration
@@ -95,8 +96,9 @@ class CacheManagerServicer(v1_grpc.CacheManagerServicer):
                         pass
             raise
         async with self._restoring:
-            for _ in restoration.steps():
-                await asyncio.sleep(0)
+            with collector_at_rest():
+                for _ in restoration.steps():
+                    await asyncio.sleep(0)
         return restoration
 
     async def WatchFleet(self, request: v1.WatchFleetRequest, context: Context) -> AsyncGenerator[v1.FleetUpdate]:

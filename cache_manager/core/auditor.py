@@ -2,7 +2,7 @@
 
 Independent of how the books are kept in constant time, so it costs time and memory in proportion to the pool: 0.3 s for
 100,000 blocks. Most of it is what can be said of a block by itself, and comes in small parts; what is about the pool as
-a whole comes in two, of 0.06 s each.
+a whole comes in two, of 0.05 and 0.15 s.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -7,6 +7,7 @@ others read it.
 import gc
 from bisect import bisect_left
 
+from octavo.collector import collector_at_rest
 from octavo.ids import BlockHash, BlockId
 
 UNPUBLISHED, ONCE, PROVEN = range(3)
@@ -113,11 +114,9 @@ class Siblings:
 
 
 def make_blocks(count: int) -> list[Block]:
-    """Blocks 0, 1, ... None of so many new objects is garbage, so the collector need not go through them meanwhile."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return [Block(BlockId(number)) for number in range(count)]
-    finally:
-        if collects:
-            gc.enable()
+    """Blocks 0, 1, ... They count as old at once, as all else does then, so the collector leaves them alone."""
+    with collector_at_rest():
+        blocks = [Block(BlockId(number)) for number in range(count)]
+        gc.freeze()
+        gc.unfreeze()
+    return blocks

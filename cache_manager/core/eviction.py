@@ -24,6 +24,7 @@ from cache_manager.core.accounts import NO_ALLOWANCES, Account, Accounts, Allowa
 from cache_manager.core.block import ONCE, PROVEN, UNPUBLISHED, Block
 from cache_manager.core.retention import Retention
 from cache_manager.core.rings import Ring, unlink
+from octavo.collector import collector_at_rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +148,16 @@ class EvictionOrder:
 
     def blocks(self) -> list[Block]:
         """All evictable blocks, the next victim first, if nothing happens in between."""
-        originals = {block.twin(): block for block in self._evictable()}
-        if not originals:
+        evictable = self._evictable()
+        if not evictable:
             return []
-        twins = {block: twin for twin, block in originals.items()}
-        return [originals[victim] for victim in self._twin(twins).evict(len(twins))]
+        with collector_at_rest():
+            twins = {block: block.twin() for block in evictable}
+            originals = dict(zip(twins.values(), evictable, strict=True))
+            order = self._twin(twins).evict(len(evictable))
+            for twin in order:
+                twin.part()
+            return [originals[victim] for victim in order]
 
     def clear(self, blocks: Iterable[Block]) -> None:
         """Nothing is published in any block any more. `blocks` are all of the pool."""
@@ -257,9 +263,8 @@ class EvictionOrder:
     def _twin(self, twins: Mapping[Block, Block]) -> "EvictionOrder":
         """Another order, of the twins of all evictable blocks, to try out what would happen."""
         twin = EvictionOrder(self._accounts.copy(twins))
-        for ring, copied in zip(self._rings, twin._rings, strict=True):
-            for block in ring:
-                copied.append([twins[block]], block.time)
+        twin._once, twin._proven = self._once.copy(twins), self._proven.copy(twins)
+        twin._kept, twin._given_up = [ring.copy(twins) for ring in self._kept], self._given_up.copy(twins)
         twin._put_off = {twins[block]: kept for block, kept in self._put_off.items()}
         twin._retention = self._retention.copy(twins)
         twin._clock, twin._now, twin.ratio = self._clock, self._now, self.ratio

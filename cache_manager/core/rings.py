@@ -4,7 +4,7 @@ A block is in one ring at most, under the time at which it was put there. The li
 leaves its ring without anyone asking which it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cache_manager.core.block import Block
 from octavo.ids import BlockId
@@ -58,6 +58,17 @@ class Ring:
         while place.next is not end and place.next.previous is place:
             place = place.next
             yield place
+
+    def copy(self, twins: Mapping[Block, Block]) -> "Ring":
+        """Another one, of the twins of these blocks."""
+        twin = Ring()
+        place = end = twin.end
+        for block in self:
+            following = twins[block]
+            place.next, following.previous = following, place
+            place = following
+        place.next, end.previous = end, place
+        return twin
 
     def is_whole(self) -> bool:
         """Whether the links lead from the front to the back, and agree with one another."""
