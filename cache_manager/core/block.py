@@ -15,6 +15,9 @@ UNPUBLISHED, ONCE, PROVEN = range(3)
 
 NO_HASH = BlockHash(b"")
 
+NO_NUMBER = BlockId(-1)
+"""Of what stands where a block might, and is none of a pool."""
+
 
 class Block:
     """Equal to itself only. As text it is its number."""
@@ -59,7 +62,7 @@ class Block:
         return twin
 
     def part(self) -> None:
-        """Let go of all other blocks, and of itself: its pool is gone."""
+        """Let go of all other blocks, and of itself: nobody asks for it any more."""
         self.previous = self.next = NOWHERE
         self.parent = self.after = None
 
@@ -70,8 +73,8 @@ class Block:
         return f"Block({self.number})"
 
 
-NOWHERE = Block(BlockId(-1))
-"""Where a block's links lead when its pool is gone."""
+NOWHERE = Block(NO_NUMBER)
+"""Where the links of a block lead that nobody asks for any more."""
 
 Parent = Block | BlockHash
 """What stands before a block: a published block, or the root of its chain."""

@@ -6,10 +6,7 @@ leaves its ring without anyone asking which it is.
 
 from collections.abc import Iterator, Mapping
 
-from cache_manager.core.block import Block
-from octavo.ids import BlockId
-
-_NO_NUMBER = BlockId(-1)
+from cache_manager.core.block import NO_NUMBER, Block
 
 
 class Ring:
@@ -18,7 +15,7 @@ class Ring:
     __slots__ = ("end",)
 
     def __init__(self) -> None:
-        self.end = Block(_NO_NUMBER)
+        self.end = Block(NO_NUMBER)
 
     @property
     def front(self) -> Block | None:
